@@ -1,4 +1,4 @@
-//! The admin socket: JSON for `leno get` and metrics, on a Unix socket that only its owner opens.
+//! The admin socket: JSON for `leno get` and metrics, on a Unix socket that only its owner can open.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
@@ -33,7 +33,7 @@ use crate::sidecar_query;
 use crate::tap::Lines;
 use crate::writable::DataDirectory;
 
-/// What the admin socket needs to answer.
+/// The state that the admin socket needs to serve requests.
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) questions: Questions,
@@ -43,17 +43,17 @@ pub(crate) struct Admin {
     /// Taps and queries to sidecars.
     pub(crate) operators: Operators,
     pub(crate) explaining: Explaining,
-    /// Questions of operators, one at a time.
+    /// Queries of operators, one at a time.
     pub(crate) share: Share,
 }
 
-/// Where questions are asked, each with the place for its answer.
+/// The channel to the mesh owner task, with a reply channel for each query.
 pub(crate) type Questions = mpsc::Sender<(Question, oneshot::Sender<Answer>)>;
 
-/// Asks a running control plane through its admin socket: the status code and the body.
+/// Queries a running control plane through its admin socket; returns the status code and the body.
 ///
 /// # Errors
-/// When nobody listens there, or the answer is not complete in time or too large.
+/// If no control plane listens there, or the response is incomplete in time or too large.
 pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
     let asked = tokio::time::timeout(ASK_WAIT, ask_patiently(socket, method, path));
     asked.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
@@ -75,12 +75,11 @@ async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u
     over(connection, exchange, io::Error::other).await
 }
 
-/// Follows an answer that does not end, line by line, until `each` says that it is enough (false) or
-/// the control plane ends it.
+/// Reads an endless response line by line, until `each` returns false or the control plane ends it.
 ///
 /// # Errors
-/// When nobody listens there, the answer is a refusal (with its status, and what it says), a line is
-/// longer than there are, or `each` fails.
+/// If no control plane listens there, the response is an error (with its status and body), a line exceeds
+/// `LINE_BYTES_MAX`, or `each` fails.
 pub async fn follow<E: From<io::Error>>(
     socket: &Path,
     path: &str,
@@ -122,7 +121,7 @@ pub async fn follow<E: From<io::Error>>(
     over(connection, exchange, |error| io::Error::other(error).into()).await
 }
 
-/// Opens the socket for its owner only, in place of one that nobody listens on any more.
+/// Opens the socket for its owner only; replaces a socket without a listener.
 pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(SocketPath::of(path)?.path()).await.is_ok() {
         return Err(io::Error::new(
@@ -137,14 +136,14 @@ pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
     bind(path)
 }
 
-/// The directory is only its owner's: no other user is faster than the permissions.
+/// The directory is private, so no other user can connect before the permissions are set.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(SocketPath::of(path)?.path())?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
-/// Answers until told to stop, then removes the socket.
+/// Serves requests until shutdown, then removes the socket.
 pub(crate) async fn serve(
     listener: UnixListener,
     path: PathBuf,
@@ -169,7 +168,7 @@ pub(crate) async fn serve(
             None => break,
         }
     }
-    // Another control plane may have made a socket of its own there.
+    // Another control plane may have created its own socket there.
     if own.is_some() && identity(&path) == own {
         std::fs::remove_file(&path).ok();
     }
@@ -181,7 +180,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Returns when the path of the socket is missing, or another file's.
+/// Returns when the socket's path is missing or names another file.
 async fn removed(path: &Path) {
     let ours = identity(path);
     while ours.is_some() && identity(path) == ours {
@@ -189,11 +188,11 @@ async fn removed(path: &Path) {
     }
 }
 
-/// Binds the socket again as soon as that is possible; `None` when the control plane ends before.
+/// Binds the socket again as soon as that is possible; `None` if the control plane ends first.
 async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<UnixListener> {
     let mut is_reported = false;
     loop {
-        // A data directory that was removed as a whole is made again.
+        // Recreates a data directory that was removed as a whole.
         let created = path.parent().map_or(Ok(()), create_private_directory);
         match created.and_then(|()| bind(path)) {
             Ok(listener) => {
@@ -213,7 +212,7 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
     }
 }
 
-/// The time between two looks for the admin socket.
+/// The interval between two checks of the admin socket.
 const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(2);
 
 impl Answering for Admin {
@@ -221,7 +220,7 @@ impl Answering for Admin {
 
     const SERVER: &'static str = "control.sock";
 
-    /// A tap lasts as long as its reader wants; the socket is the owner's alone.
+    /// A tap has no time limit: only the owner can open the socket.
     const LIFE_MAX: Option<Duration> = None;
 
     async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
@@ -229,7 +228,7 @@ impl Answering for Admin {
     }
 }
 
-/// Most answers are whole; that of a tap lasts as long as somebody reads it.
+/// Serves a request. Most responses have a complete body; that of a tap streams until its reader disconnects.
 async fn answer_or_tap(
     admin: &Admin,
     request: Request<Incoming>,
@@ -273,7 +272,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
     ask_owner(&admin.questions, question).await
 }
 
-/// A page of a sidecar, over the stream that the sidecar has open.
+/// Returns a page of a sidecar, over the sidecar's open stream.
 async fn sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     let Some((workload, path)) = sidecar_query::parse(query) else {
         let remedy = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
@@ -281,12 +280,12 @@ async fn sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     };
     let turn = admin.share.turn().await;
     let found = answered(&admin.questions, Question::Sidecar(workload.clone())).await;
-    // The owner of the mesh has no work while the sidecar answers.
+    // The mesh owner is idle while the sidecar responds.
     drop(turn);
     let Some(Answer::Sidecar(place)) = found else { return stopping() };
     match sidecar_query::send(&admin.operators.queries, (&workload, place), path).await {
         Ok(answer) => {
-            // An interim or invalid status is no answer.
+            // An interim or invalid status is not a final response.
             let status = StatusCode::from_u16(answer.status).ok();
             let status = status.filter(|status| !status.is_informational());
             let kind = "text/plain; charset=utf-8";
@@ -296,7 +295,7 @@ async fn sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     }
 }
 
-/// What would decide the request that a query describes, for people and for programs.
+/// Explains the rules for the request that a query describes, as text or JSON.
 async fn explain(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     match admin.explaining.explain(query, objects(&admin.questions)).await {
         Ok(explained) => {
@@ -306,7 +305,7 @@ async fn explain(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     }
 }
 
-/// All that is in force, unless the owner of the mesh is going.
+/// Returns all objects in force, or `None` if the mesh owner is shutting down.
 pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
     match answered(questions, Question::Objects).await {
         Some(Answer::Objects(objects)) => Some(objects),
@@ -315,13 +314,13 @@ pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
     }
 }
 
-/// What the owner of the mesh says.
+/// Returns the mesh owner's response.
 pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Response<Full<Bytes>> {
     let has_lines = matches!(question, Question::Rejected);
     match answered(questions, question).await {
         Some(Answer::Json(mut value)) => {
             if has_lines {
-                // Files are read, which the owner of the mesh has no time for.
+                // Reads files, so it runs outside the mesh owner.
                 value = tokio::task::spawn_blocking(|| with_field_lines(value))
                     .await
                     .unwrap_or_default();
@@ -329,12 +328,12 @@ pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Resp
             typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
         }
         Some(Answer::Metrics(form, page)) => typed(StatusCode::OK, form.content_type(), page),
-        // No path asks for objects.
+        // No path queries objects.
         Some(Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_)) | None => stopping(),
     }
 }
 
-/// Gives each warning the line of its field in place of that of its document.
+/// Sets the line of each warning to that of its field instead of its document.
 fn with_field_lines(mut remarks: Value) -> Value {
     let mut lines = FieldLines::default();
     let warnings = remarks.get_mut("warnings").and_then(Value::as_array_mut);
@@ -342,7 +341,7 @@ fn with_field_lines(mut remarks: Value) -> Value {
         let text = |name: &str| warning.get(name).and_then(Value::as_str);
         let document = warning.get("line").and_then(Value::as_u64);
         let document = document.and_then(|line| u32::try_from(line).ok());
-        // A column is that of a field already.
+        // The warning has a field column already.
         if let (Some(file), Some(field), Some(document), None) =
             (text("file"), text("field"), document, warning.get("column"))
             && let Some(line) = lines.of(Path::new(file), document, field)
@@ -354,14 +353,14 @@ fn with_field_lines(mut remarks: Value) -> Value {
     remarks
 }
 
-/// The answer of the owner of the mesh, unless it is going.
+/// Returns the mesh owner's response, or `None` if the owner is shutting down.
 pub(crate) async fn answered(questions: &Questions, question: Question) -> Option<Answer> {
     let (sender, answer) = oneshot::channel();
     questions.send((question, sender)).await.ok()?;
     answer.await.ok()
 }
 
-/// The metrics that somebody asks for: names of others are in the text format 0.0.4 alone.
+/// The metrics query of a request. Alias names exist only in text format 0.0.4.
 pub(crate) fn metrics(request: &Request<Incoming>) -> Result<Question, String> {
     let names = Names::asked(request.uri().query().unwrap_or_default())?;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
@@ -372,7 +371,7 @@ pub(crate) fn metrics(request: &Request<Incoming>) -> Result<Question, String> {
     Ok(Question::Metrics(form, names))
 }
 
-/// The question that a path and query stand for.
+/// Parses a path and query.
 pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
     Some(match path {
         "/change" => {
@@ -397,7 +396,7 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
     })
 }
 
-/// What `/history` is asked of: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
+/// Parses the subject of `/history`: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
 fn subject(query: &str) -> Option<Subject> {
     let (kind, name) = query.split_once('=')?;
     let name = decoded(name)?;
@@ -408,7 +407,7 @@ fn subject(query: &str) -> Option<Subject> {
     }
 }
 
-/// A join bundle, as the text of a token file.
+/// Returns a join bundle, as the text of a token file.
 fn token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
     let parameter = |name: &str| {
         let mut pairs =
@@ -451,20 +450,19 @@ const INDEX: &str = "leno control: GET /workloads /services /certificates /proxi
                      /tap?service=NAMESPACE/NAME /sidecar?workload=NAMESPACE/NAME&path=PATH, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
-/// The pause after a question, in multiples of its duration: operators take half of the owner's time at
-/// most.
+/// The pause after a query, in multiples of its duration: queries take at most half of the owner's time.
 pub(crate) const ASKING_PAUSE: u32 = 1;
 
-/// Admin connections at once; more wait.
+/// Maximum concurrent admin connections; more wait.
 const CONNECTIONS_MAX: usize = 64;
 
-/// The longest line that [`follow`] reads: more than a request has to tell.
+/// The longest line that [`follow`] reads: more than any request report needs.
 const LINE_BYTES_MAX: usize = 256 << 10;
 
-/// How long [`ask`] waits for the whole answer.
+/// The timeout of [`ask`] for the complete response.
 const ASK_WAIT: Duration = Duration::from_secs(10);
 
-/// The longest answer that [`ask`] reads: a hundred thousand workloads.
+/// The longest response that [`ask`] reads: a hundred thousand workloads.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 #[cfg(test)]

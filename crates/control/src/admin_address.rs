@@ -1,6 +1,7 @@
-//! The admin pages that tools of an operator may connect to: those of a sidecar at its own address.
+//! Check of reported admin addresses: a sidecar's admin page must be at its own address.
 //!
-//! A sidecar reports where its page is. Any address would do for it, and the tools run where the operator is.
+//! Sidecars report the address of their page, and operators' tools connect to it from their own machine. A
+//! sidecar could report any address.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,8 +22,8 @@ impl Ends {
         Ok(Self { sidecar: sidecar.to_canonical(), control: control.to_canonical() })
     }
 
-    /// True for a sidecar's own address: an address of its workload, the one that it connects
-    /// from, or loopback where it runs on the machine of the control plane.
+    /// True for a sidecar's own address: an address of its workload, the source address of its connection, or
+    /// loopback if it runs on the control plane's machine.
     pub(crate) fn own(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
         let address = reported.ip().to_canonical();
         let is_of_workload = |it: &Workload| {
@@ -43,7 +44,6 @@ impl Ends {
 mod tests {
     use super::*;
 
-    /// Finding F13 of issue 25.
     #[test]
     fn a_sidecar_has_its_page_at_its_own_address() {
         let ends = |sidecar: &str, control: &str| Ends {

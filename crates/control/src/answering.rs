@@ -1,4 +1,4 @@
-//! Answering HTTP on a listener: a bounded number of connections, each with a bounded wait.
+//! A bounded HTTP server: limits for connections and for each wait.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -20,9 +20,9 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What answers requests.
+/// An HTTP request handler.
 pub(crate) trait Answering: Send + Sync + 'static {
-    /// What an answer says.
+    /// The response body.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>
         + Unpin
         + Send
@@ -31,10 +31,10 @@ pub(crate) trait Answering: Send + Sync + 'static {
     /// The name of the server in the log.
     const SERVER: &'static str;
 
-    /// How long a connection lasts before another one has to be opened; for ever when absent.
+    /// The maximum lifetime of a connection; unlimited if absent.
     const LIFE_MAX: Option<Duration>;
 
-    /// The answer to one request, which came from this source.
+    /// Returns the response to a request from this source.
     fn answer(
         &self,
         request: Request<Incoming>,
@@ -42,9 +42,9 @@ pub(crate) trait Answering: Send + Sync + 'static {
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
-/// A connection over which requests come.
+/// A client connection.
 pub(crate) trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Has answers sent as soon as they are written.
+    /// Sends responses as soon as they are written (`TCP_NODELAY`).
     fn send_at_once(&self) {}
 }
 
@@ -52,13 +52,13 @@ impl Connection for UnixStream {}
 
 impl Connection for TcpStream {
     fn send_at_once(&self) {
-        // Failing means that the client is gone, as the first read will find.
+        // An error means that the client disconnected; the first read reports it.
         self.set_nodelay(true).ok();
     }
 }
 
-/// Answers until told to stop, on at most `connections_max` connections at once; more wait. Half of them
-/// may be without a request. After the stop it completes the responses in progress, within a bound.
+/// Serves until shutdown, on at most `connections_max` concurrent connections; more wait. At most half of them
+/// may be without a request. After shutdown it completes the responses in progress, within a bound.
 pub(crate) async fn serve_all<L, A>(
     listener: L,
     connections_max: usize,
@@ -81,7 +81,8 @@ where
     A: Answering,
 {
     let bounds = Bounds::new(connections_max / 2, connections_max);
-    // When all places are taken, the source that has most makes room; operators may well be one.
+    // At the limit, the source with the most connections is evicted first. No lower limit per source applies:
+    // all operators may share one source.
     let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
     let mut listener = Listener::new(A::SERVER, listener);
     let mut connections = JoinSet::new();
@@ -121,7 +122,7 @@ async fn serve_one<A: Answering>(
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+        // A client that half-closes after its request awaits the response (RFC 9112 §9.6).
         .half_close(true)
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
@@ -134,7 +135,7 @@ async fn serve_one<A: Answering>(
     };
     let serving =
         stop.clone().serving(&half_open, connection.as_mut(), |it| it.graceful_shutdown());
-    // Whoever takes nothing of an answer is not to keep the place for ever.
+    // A client that does not read its response may not hold the connection forever.
     let served = tokio::select! {
         served = serving => served.unwrap_or(Ok(())),
         () = old_age => {
@@ -147,7 +148,7 @@ async fn serve_one<A: Answering>(
     }
 }
 
-/// A response that is the last one of its connection from the stop on. A body without an end of its own ends at the stop.
+/// Marks a response as the last one of its connection after shutdown. An endless body ends at shutdown.
 fn until_stop<B: Body>(mut response: Response<B>, mut stop: Stop) -> Response<UntilStop<B>> {
     if stop.is_requested() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -159,10 +160,10 @@ fn until_stop<B: Body>(mut response: Response<B>, mut stop: Stop) -> Response<Un
     })
 }
 
-/// A body that ends at the stop of its server.
+/// A body that ends when its server shuts down.
 struct UntilStop<B> {
     body: B,
-    /// Absent when the body has an end of its own.
+    /// `None` if the body has an end of its own.
     stopped: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -191,7 +192,7 @@ impl<B: Body + Unpin> Body for UntilStop<B> {
     }
 }
 
-/// The answer to a request that a page of another site has caused; none to any other.
+/// Returns the error response to a cross-site request, `None` for any other request.
 pub(crate) fn foreign(
     (uri, headers): (&Uri, &HeaderMap),
     names: OwnNames,
@@ -229,7 +230,7 @@ pub(crate) fn typed_body<B>(status: StatusCode, kind: &'static str, body: B) -> 
     response
 }
 
-/// What a part of a query says (RFC 3986 §2.1); none when it is not percent-encoded UTF-8.
+/// Decodes a percent-encoded part of a query (RFC 3986 §2.1); `None` unless it is percent-encoded UTF-8.
 pub(crate) fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -245,13 +246,13 @@ pub(crate) fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Until the head of a request is there, the wait for its first byte included.
+/// The timeout for a request head, including the wait for its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the last answer of one may take.
+/// The timeout for the last response of a connection at the end of its lifetime.
 const FAREWELL_MAX: Duration = Duration::from_secs(10);
 
-/// The time for the last responses after the stop.
+/// The timeout for responses in progress at shutdown.
 const LAST_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::status::ApplicationStatus;
 
-/// The applications that a supervisor runs, by workload. Those of other machines are not known here.
+/// The applications of this machine's supervisor, by workload. Applications of other machines are not included.
 #[derive(Debug, Clone, Default)]
 pub struct Applications(watch::Sender<Arc<BTreeMap<WorkloadName, Application>>>);
 
@@ -19,35 +19,35 @@ pub struct Applications(watch::Sender<Arc<BTreeMap<WorkloadName, Application>>>)
 pub struct Application {
     /// Its state.
     pub state: ApplicationState,
-    /// Since when it has that.
+    /// The time at which it entered this state.
     pub since: Instant,
-    /// The number of times that it ended by itself and was started again.
+    /// The number of restarts after it exited by itself.
     pub restarts: u64,
-    /// The number of times in a row that it ended soon after its start.
+    /// The number of consecutive exits soon after a start.
     pub failures: u32,
     /// Its last exit.
     pub last_exit: Option<String>,
-    /// The ports that it does not serve, each with the cause.
+    /// Ports that the application does not serve, with the cause.
     pub ports: BTreeMap<u16, String>,
 }
 
 /// The state of an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplicationState {
-    /// It waits for its sidecar.
+    /// Waiting for its sidecar.
     Waiting,
-    /// It runs as this process and is not ready yet.
+    /// Running with this process ID, not ready yet.
     Starting(i32),
-    /// It runs as this process.
+    /// Running with this process ID.
     Running(i32),
-    /// It ended, and is started again after a pause.
+    /// Exited; a restart follows after a pause.
     Restarting,
-    /// It was stopped.
+    /// Stopped.
     Stopped,
 }
 
 impl Applications {
-    /// Makes this the state of a workload's application; none when no supervisor here runs one.
+    /// Sets the state of a workload's application; `None` if no supervisor here runs one.
     pub fn report(&self, workload: &WorkloadName, application: Option<Application>) {
         self.0.send_if_modified(|all| {
             if all.get(workload) == application.as_ref() {
@@ -62,7 +62,7 @@ impl Applications {
         });
     }
 
-    /// The state of a workload's application, as operators see it.
+    /// Returns the state of a workload's application, for operators.
     pub(crate) fn status(
         &self,
         workload: &WorkloadName,
@@ -72,7 +72,7 @@ impl Applications {
     }
 }
 
-/// The remedy for an application that keeps exiting with this status.
+/// Returns the hint for an application that keeps exiting with this status.
 #[must_use]
 pub fn exit_remedy(last_exit: Option<&str>) -> &'static str {
     match last_exit {
@@ -87,8 +87,8 @@ pub fn exit_remedy(last_exit: Option<&str>) -> &'static str {
 }
 
 impl Application {
-    /// True while it does not stay up: it has ended at least twice in a row soon after its start, and did not run for
-    /// [`STABLE`] since.
+    /// True while the application crash-loops: at least two consecutive exits soon after a start, and less than
+    /// [`STABLE`] of running since.
     #[must_use]
     pub fn keeps_exiting(&self, now: Instant) -> bool {
         let ran_long = matches!(self.state, ApplicationState::Running(_))
@@ -117,7 +117,7 @@ impl Application {
     }
 }
 
-/// The remedy for a port that is not served, by its problem in words.
+/// Returns the hint for a port that is not served, by its problem text.
 #[must_use]
 pub fn port_remedy(problem: &str) -> &'static str {
     match problem {
@@ -127,21 +127,21 @@ pub fn port_remedy(problem: &str) -> &'static str {
         PORT_UNREADY => {
             "the sidecar rejects requests until the check succeeds: repair the application, or correct spec.readiness"
         }
-        // Another process has it.
+        // Another process holds the port.
         _ => {
             "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports"
         }
     }
 }
 
-/// The problem of a port of an application at which nothing listens.
+/// The problem of a port without a listener.
 pub const PORT_SILENT: &str = "nothing listens there";
-/// The problem of a port while the readiness check of the application fails.
+/// The problem of a port while the application's readiness check fails.
 pub const PORT_UNREADY: &str = "the readiness check fails";
 
-/// An application that ran for this long is stable: its next end is a first one.
+/// The uptime after which an application is stable and its failure count restarts.
 const STABLE: Duration = Duration::from_secs(30);
-/// One end is an accident.
+/// A single exit may be an accident.
 const FAILURES_MIN: u32 = 2;
 
 #[cfg(test)]

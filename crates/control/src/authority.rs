@@ -1,4 +1,4 @@
-//! The authority as it is now: opened again and again, and swapped when its files changed.
+//! The current certificate authority, reloaded when its files change.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -21,7 +21,7 @@ use tokio::time::sleep;
 use crate::config::Config;
 use crate::writable::DataDirectory;
 
-/// Whoever signs, or tells whom to trust, asks this each time.
+/// The current authority; read for every signature and every set of roots.
 pub(crate) type Current = watch::Receiver<Arc<Authority>>;
 
 /// Follows the files of the authority and of revocations.
@@ -39,9 +39,9 @@ pub(crate) fn follow_files(
     }
 }
 
-/// Looks for another authority in the same place, until nobody asks for it any more. One that
-/// cannot be used is logged once, and the one before it signs on. A data directory that was removed gets the same
-/// files again.
+/// Polls for a changed authority at the same path, until no receiver is left. An unusable authority is logged
+/// once, and the previous one remains in use. If the data directory was removed, the same files are written
+/// again.
 ///
 /// The intermediates that members trust are kept in the file `pins`.
 async fn keep_current(
@@ -94,12 +94,12 @@ async fn keep_current(
     }
 }
 
-/// The files of an authority of one's own, for the case that the data directory is removed.
+/// The files of the control plane's own authority, kept in case the data directory is removed.
 #[derive(Debug, Default)]
 struct OwnFiles {
     directory: Option<PathBuf>,
     files: AuthorityFiles,
-    /// The directory that has the one of the authority.
+    /// The parent directory of the authority's directory.
     above: OpenedDirectory,
 }
 
@@ -107,18 +107,18 @@ impl OwnFiles {
     fn of(source: &AuthoritySource) -> Self {
         let directory = match source {
             AuthoritySource::Own(directory) => Some(directory.clone()),
-            // Its owner makes it again.
+            // The issuer restores its own files.
             AuthoritySource::Issuer(_) => None,
         };
         Self { directory, ..Self::default() }
     }
 
-    /// Reads the files again, or writes them if the data directory was removed as a whole. A data
-    /// directory that has lost only its authority is left as it is: an operator may be replacing it.
+    /// Reads the files again, or writes them if the data directory was removed as a whole. If only the
+    /// authority's directory is missing, nothing is written: an operator may be replacing it.
     fn keep(mut self) -> Self {
         let Some(directory) = &self.directory else { return self };
         let Some(above) = directory.parent() else { return self };
-        // Opened before its files are read: the next look finds a directory that replaces it meanwhile.
+        // Opened before its files are read, so the next check detects a directory that replaces it meanwhile.
         let found = self.above.current(above);
         if !is_absent(directory) {
             let checked = check_private_directory(directory);
@@ -147,17 +147,17 @@ impl OwnFiles {
     }
 }
 
-/// A directory as it was opened. It stays open, so that no later one gets its inode number.
+/// An open directory handle. It stays open so that no later directory gets the same inode number.
 #[derive(Debug, Clone, Default)]
 struct OpenedDirectory(Option<(Inode, Arc<File>)>);
 
 impl OpenedDirectory {
-    /// The directory that has the path now; this one if the path has none that can be opened.
+    /// Opens the directory that is now at the path; returns this one if none can be opened there.
     fn current(&self, path: &Path) -> Self {
         if self.0.is_some() && !self.is_removed_from(path) {
             return self.clone();
         }
-        // The open of a named pipe in its place would wait for a writer.
+        // Without `DIRECTORY`, opening a named pipe would block until a writer appears.
         let mut options = File::options();
         options.read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed());
         let opened = options.open(path);
@@ -171,7 +171,7 @@ impl OpenedDirectory {
         inode(self).is_none_or(|ours| inode(other) != Some(ours))
     }
 
-    /// Returns true if the path has no directory any more, or another one.
+    /// Returns true if the path is missing or names another directory.
     fn is_removed_from(&self, path: &Path) -> bool {
         let Some((ours, _)) = &self.0 else { return false };
         match fs::metadata(path) {
@@ -193,8 +193,8 @@ fn is_absent(path: &Path) -> bool {
     found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Looks for workloads that `leno revoke` has revoked, until no receiver is left. A file that cannot be
-/// read changes nothing, and one that was removed is written again.
+/// Polls for workloads revoked by `leno revoke`, until no receiver is left. An unreadable file changes nothing,
+/// and a removed file is written again.
 async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<Revoked>) {
     let mut failed = false;
     loop {
@@ -230,7 +230,7 @@ async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<Revoked>) {
     }
 }
 
-/// The file of revoked workloads, with the directory in which it was read last.
+/// The file of revoked workloads, with the directory from which it was last read.
 #[derive(Debug, Clone)]
 struct FollowedFile {
     file: RevocationFile,
@@ -243,14 +243,14 @@ impl FollowedFile {
         Self { file, directory }
     }
 
-    /// Reads the revoked workloads. An absent file does not mean that none is revoked, and the file of a directory that
-    /// was made again does not mean that those before are members again: the operator takes them back by `leno revoke
-    /// --undo`, which leaves an empty file in the same directory.
+    /// Reads the revoked workloads. A missing file does not undo revocations, and neither does the file of a
+    /// recreated directory: the operator undoes a revocation with `leno revoke --undo`, which leaves an empty
+    /// file in the same directory.
     fn read(&mut self, known: &Revoked) -> io::Result<Revoked> {
         for _ in 0..READS_MAX {
             let directory = self.directory.current(self.file.directory());
             let read = self.read_in(&directory, known)?;
-            // Another directory may have the path since then, with other workloads in its file.
+            // Another directory, with other workloads in its file, may be at the path by now.
             if known.is_empty() || !directory.is_removed_from(self.file.directory()) {
                 self.directory = directory;
                 return Ok(read);
@@ -259,14 +259,14 @@ impl FollowedFile {
         Err(io::Error::new(io::ErrorKind::NotFound, "their directory is removed again and again"))
     }
 
-    /// The same, once `directory` has the path.
+    /// The same, once `directory` is at the path.
     fn read_in(&self, directory: &OpenedDirectory, known: &Revoked) -> io::Result<Revoked> {
         let is_other = self.directory.differs_from(directory);
         let found = self.file.read_existing()?;
         let is_removed = found.is_none();
         let mut all = found.unwrap_or_default();
         if (is_removed || is_other) && !known.is_subset(&all) {
-            // The file is not read again: it may be removed again by now.
+            // The file is not read again: it may have been removed again.
             all.extend(known.iter().cloned());
             if self.file.add_former(known)? {
                 tracing::warn!(
@@ -279,12 +279,12 @@ impl FollowedFile {
     }
 }
 
-/// The workloads that `leno revoke` has revoked.
+/// The workloads that were revoked with `leno revoke`.
 pub(crate) type Revoked = BTreeSet<RevokedWorkload>;
 
-/// The most attempts to read a file while its directory is replaced again and again.
+/// Maximum attempts to read a file while its directory is replaced repeatedly.
 const READS_MAX: usize = 8;
-/// Three small files.
+/// Each check reads three small files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -313,12 +313,12 @@ mod tests {
         fs::remove_dir_all(&data).unwrap();
         assert_eq!(followed.read(&known).unwrap(), known);
         assert_eq!(file.read().unwrap(), known);
-        // It cannot be written: the caller keeps those before.
+        // The file cannot be written: the caller keeps the previous workloads.
         fs::remove_dir_all(&data).unwrap();
         fs::write(&data, "").unwrap();
         followed.read(&known).unwrap_err();
         fs::remove_file(&data).unwrap();
-        // `leno revoke` is faster than this process.
+        // `leno revoke` writes before this process does.
         file.add(workload("shop/web-2")).unwrap();
         let both: Revoked = [stolen.clone(), workload("shop/web-2")].into();
         assert_eq!(followed.read(&known).unwrap(), both);
@@ -347,7 +347,7 @@ mod tests {
                     drop(file.add(workload("shop/web-2")));
                 }
             });
-            // A read that fails changes nothing.
+            // A failed read changes nothing.
             let mut read = (0..1000).filter_map(|_| followed.read(&known).ok());
             let kept = read.all(|read| known.is_subset(&read));
             is_over.store(true, Ordering::Relaxed);
@@ -365,7 +365,7 @@ mod tests {
         let domain = TrustDomain::new("x.example").unwrap();
         let first = source.open_or_create(&domain, now).unwrap();
         let mut files = OwnFiles::of(&source).keep();
-        // Something else may have made the data directory again, and the disk may take no file at first.
+        // Another process may have recreated the data directory, and writes may fail at first.
         for is_made_again in [false, true, false] {
             fs::remove_dir_all(&data).unwrap();
             if is_made_again {
@@ -378,7 +378,7 @@ mod tests {
             files = files.keep();
             assert!(source.open(&domain, now).unwrap() == first);
         }
-        // A data directory that another user may change has no authority for this process, whatever is in it.
+        // A data directory that another user can write to is not trusted, whatever its contents.
         let moved = scratch.path().join("moved");
         fs::rename(&data, &moved).unwrap();
         fs::create_dir(&data).unwrap();
@@ -411,7 +411,7 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         let files = files.keep();
         assert!(is_absent(&directory) && source.open(&domain, now).is_err());
-        // The one in its place is the one that a removed data directory gets again.
+        // After a replacement, the new authority is the one restored to a removed data directory.
         let second = source.open_or_create(&domain, now).unwrap();
         assert!(second != first);
         let files = files.keep();

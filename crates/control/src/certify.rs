@@ -1,4 +1,4 @@
-//! Signing what a workload asks for, after finding out whether it is the one it says it is.
+//! Certificate signing, after verification of the applicant's identity.
 
 mod claim;
 mod fair;
@@ -44,31 +44,31 @@ const REGISTRATIONS_DIRECTORY: &str = "registrations";
 /// The proofs by which a workload gets its first certificate.
 #[derive(Debug)]
 pub(crate) struct Proofs {
-    /// One-time tokens that are not used yet.
+    /// Unused one-time tokens.
     pub(crate) tokens: Arc<Tokens>,
-    /// The newest use of one by each workload.
+    /// The newest token use of each workload.
     pub(crate) registrations: Registrations,
 }
 
-/// Signs certificates, on threads of their own: a token is a file and a signature is work.
+/// Signs certificates on threads of its own: tokens are files, and signatures take CPU time.
 #[derive(Debug)]
 pub(crate) struct Certifier {
     desk: Arc<Desk>,
     jobs: JoinSet<Outcome>,
-    /// Joins with tokens of ours that are under way, and those that wait for their turn.
+    /// Joins in progress with tokens of this mesh, and those in the queue.
     joins: JoinSet<Outcome>,
     waiting: FairQueue<(Joining, Option<Target>)>,
     reviews: Reviews,
-    /// The last certificate of each workload that is known.
+    /// The last certificate of each known workload.
     known: BTreeMap<WorkloadName, Signed>,
-    /// The newest registration of each workload that has joined with a token, as far as it was read.
+    /// The newest registration of each workload that joined with a token, as far as it was read.
     registrations: BTreeMap<WorkloadName, u64>,
     rejected_joins: Arc<RejectedJoins>,
     pub(crate) issued: u64,
     pub(crate) refused: u64,
 }
 
-/// A certificate that was signed, or seen.
+/// A signed certificate, issued here or presented by a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Signed {
     pub(crate) workload: WorkloadName,
@@ -76,29 +76,29 @@ pub(crate) struct Signed {
     pub(crate) instance: Option<Instance>,
     pub(crate) issued: SystemTime,
     pub(crate) not_after: SystemTime,
-    /// Of the authority that signed.
+    /// The generation of the authority that signed it.
     pub(crate) edition: u64,
 }
 
-/// Why a certificate was signed.
+/// The reason for a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// Somebody showed a token.
+    /// A client presented a token.
     Join,
-    /// The proxy at the other end of this connection wanted a new one.
+    /// The proxy on this connection requested a renewal.
     Renewal(ConnectionId),
 }
 
-/// Something that the certifier has done.
+/// A completed action of the certifier.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// It signed a certificate.
+    /// A certificate was signed.
     Signed(Signed, Occasion),
-    /// It found out whose a token is.
+    /// A token was reviewed.
     Reviewed(Reviewed),
 }
 
-/// The workload that a certificate is for, as the mesh knows it now.
+/// The workload of a certificate, as the mesh knows it now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) name: WorkloadName,
@@ -116,11 +116,11 @@ impl Target {
     }
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 enum Outcome {
     Signed(Signed, Occasion),
-    /// It was signed, but whoever asked had gone.
+    /// Signed, but the client had disconnected.
     Unheard,
     Refused,
 }
@@ -148,35 +148,35 @@ impl Certifier {
         }
     }
 
-    /// The same, asking `reviewer` about tokens that it did not make.
+    /// Sets the `reviewer` of tokens that were not made here.
     pub(crate) fn asking(mut self, reviewer: Option<Arc<dyn Reviewer>>) -> Self {
         self.reviews.set_reviewer(reviewer);
         self
     }
 
-    /// How long certificates live that are signed now.
+    /// Returns the lifetime of certificates that are signed now.
     pub(crate) fn lifetime(&self) -> Duration {
         self.desk.lifetime
     }
 
-    /// The reviewer of this token; none when it is one of ours, or no reviewer is configured.
+    /// Returns the reviewer of this token; `None` if the token was made here or no reviewer is configured.
     pub(crate) fn reviewer_of(&self, token: &str) -> Option<&Arc<dyn Reviewer>> {
         self.reviews.reviewer().filter(|_| !Tokens::is_ours(token))
     }
 
-    /// Permits the review of a token, unless it was rejected a moment ago.
+    /// Permits the review of a token, unless it was just rejected.
     pub(crate) fn permit_review(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
         self.reviews.permit(joining, now)
     }
 
-    /// Has a token reviewed that we did not make.
+    /// Starts the review of a token that was not made here.
     pub(crate) fn review(&mut self, joining: Joining, now: Instant) {
         if let Some((joining, reason)) = self.reviews.start(joining, now) {
             self.refuse(joining.answer, reason.into());
         }
     }
 
-    /// A first certificate for somebody who has proved to be this workload.
+    /// Signs the first certificate of a workload after the review of its token.
     pub(crate) fn admit(&mut self, joining: Joining, target: Target, now: SystemTime) {
         let Joining { csr, answer, .. } = joining;
         self.spawn(answer, Occasion::Join, move |desk| {
@@ -186,7 +186,7 @@ impl Certifier {
         });
     }
 
-    /// A first certificate in exchange for a one-time token, when it is the turn of its source.
+    /// Signs the first certificate in exchange for a one-time token, when its source's turn in the queue comes.
     pub(crate) fn join(&mut self, joining: Joining, target: Option<Target>, now: SystemTime) {
         let source = Source::from(joining.source);
         if let Some((rejected, _)) = self.waiting.push(source, (joining, target)) {
@@ -220,7 +220,7 @@ impl Certifier {
         }
     }
 
-    /// A new certificate for a workload whose connection proves who it is.
+    /// Renews the certificate of a workload that authenticated with its connection.
     pub(crate) fn renew(
         &mut self,
         (connection, workload, held): (ConnectionId, &Workload, Held),
@@ -236,25 +236,25 @@ impl Certifier {
         });
     }
 
-    /// Says no.
+    /// Rejects a request.
     pub(crate) fn refuse(&mut self, answer: CertificateAnswer, error: CertifyError) {
         self.refused += 1;
         decline(answer, &error);
     }
 
-    /// Rejects a join, and keeps the reason for operators. `exists`: its workload is one of the mesh.
+    /// Rejects a join and records the reason for operators. `exists`: the mesh has its workload.
     pub(crate) fn reject_join(&mut self, joining: Joining, exists: bool, error: CertifyError) {
         let reason = error.to_string();
         self.rejected_joins.note(&joining.workload, exists, &reason, Instant::now());
         self.refuse(joining.answer, error);
     }
 
-    /// The joins that were rejected.
+    /// Returns the rejected joins.
     pub(crate) fn rejected_joins(&self) -> &RejectedJoins {
         &self.rejected_joins
     }
 
-    /// What it has done next; waits for ever when nothing is under way. Safe to drop while waiting.
+    /// Waits for the next completed action; pends forever if no work is in progress. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Done {
         loop {
             tokio::select! {
@@ -292,7 +292,7 @@ impl Certifier {
         None
     }
 
-    /// Remembers the certificate that a workload holds.
+    /// Records the certificate that a workload holds.
     pub(crate) fn note(&mut self, signed: Signed) {
         if let Some(Instance::Registration(number)) = signed.instance {
             let newest = self.registrations.entry(signed.workload.clone()).or_default();
@@ -307,8 +307,8 @@ impl Certifier {
         self.registrations.remove(workload);
     }
 
-    /// Looks whether the workload has joined at another control plane with the same files. One small file, so that
-    /// it is read here: pods have none.
+    /// Checks if the workload has joined at another control plane with the same files. The file is small, so it
+    /// is read on this task; pods have none.
     pub(crate) fn look_up_registration(&mut self, found: &Workload) {
         let workload = &found.name;
         if found.uid.is_some() {
@@ -321,7 +321,7 @@ impl Certifier {
         }
     }
 
-    /// The instance that a workload is, as far as it is known here.
+    /// Returns the current instance of a workload, as far as it is known here.
     pub(crate) fn instance_of(&self, workload: &Workload) -> Instance {
         match &workload.uid {
             Some(uid) => Instance::Pod(uid.clone()),
@@ -332,7 +332,7 @@ impl Certifier {
         }
     }
 
-    /// How many signatures are under way.
+    /// Returns the number of signatures in progress.
     pub(crate) fn under_way(&self) -> usize {
         self.jobs.len() + self.joins.len()
     }
@@ -356,7 +356,7 @@ impl Certifier {
     }
 }
 
-/// The work of a signature, up to the answer.
+/// Performs a signature and sends the response.
 fn answered(
     desk: Arc<Desk>,
     (answer, occasion): (CertificateAnswer, Occasion),
@@ -382,9 +382,9 @@ impl Desk {
         (workload, target): (WorkloadName, Option<Target>),
         now: SystemTime,
     ) -> Result<(Issued, Signed), CertifyError> {
-        // The request first: a token that is redeemed for nothing is lost.
+        // The request is parsed first: a token redeemed for an invalid request would be lost.
         let request = CertificateRequest::from_der(csr)?;
-        // The token stays good for when the workload exists.
+        // The token stays valid until the workload exists.
         let target = target.ok_or_else(|| CertifyError::Stranger(workload.clone()))?;
         self.proofs.tokens.redeem(token, &workload, now)?;
         let instance = match &target.uid {
@@ -397,7 +397,7 @@ impl Desk {
         self.sign(&request, (&target, instance), now)
     }
 
-    /// The instance that a workload is now.
+    /// Returns the current instance of the workload.
     fn instance(&self, target: &Target) -> Result<Instance, CertifyError> {
         let Some(uid) = &target.uid else {
             let newest = self.proofs.registrations.newest(&target.name);
@@ -429,12 +429,12 @@ impl Desk {
     }
 }
 
-/// Why there is no certificate.
+/// The reason for a rejected certificate request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CertifyError {
     #[error("there is no Workload {0}: create it first")]
     UnknownWorkload(WorkloadName),
-    /// The same, asked by somebody who has no certificate.
+    /// As `UnknownWorkload`, for a client without a certificate.
     #[error("there is no Workload {0}: create it first")]
     Stranger(WorkloadName),
     #[error("{0} is revoked: the MeshConfig says so")]
@@ -446,16 +446,16 @@ pub(crate) enum CertifyError {
     RevokedWorkload(WorkloadName),
     #[error("too many certificates are being signed: try again")]
     Busy,
-    /// Whose a token is that we did not make.
+    /// The review of a token failed.
     #[error(transparent)]
     Review(#[from] ReviewError),
-    /// It is not reviewed now.
+    /// The token is not reviewed now.
     #[error(transparent)]
     NoReview(#[from] NoReview),
-    /// The certificate that is to be renewed.
+    /// The certificate cannot be renewed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// The directory of registrations.
+    /// The directory of registrations cannot be used.
     #[error("the registration of the workload cannot be read or written: {0}")]
     Registration(#[source] io::Error),
     #[error(
@@ -481,8 +481,8 @@ pub(crate) enum CertifyError {
 }
 
 impl CertifyError {
-    /// What the other side may read. What is wrong with our own disk is none of its business, and
-    /// a stranger does not learn from a guess which workloads there are, or whose a token is.
+    /// Returns the reason for the client. It omits errors of our own disk, and a client without a certificate
+    /// cannot find out by guessing which workloads exist or which workload a token is for.
     fn explained(&self) -> NotIssued {
         let reason = match self {
             Self::Token(TokenError::Io(_))
@@ -502,12 +502,12 @@ impl CertifyError {
     }
 }
 
-/// The log lines about refused requests, together: clients that have no certificate are not told apart.
+/// Shared log limit for rejected requests: clients without a certificate are indistinguishable.
 static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
-/// Says no, and keeps the whole reason in the log.
+/// Rejects a request and logs the full reason.
 fn decline(answer: CertificateAnswer, error: &CertifyError) {
-    // Each source could fill the log with these.
+    // Any source could fill the log with these.
     if matches!(error, CertifyError::NoReview(_) | CertifyError::Busy | CertifyError::Stranger(_)) {
         tracing::debug!(%error, "a certificate is refused");
         answer.send(Err(error.explained())).ok();
@@ -526,11 +526,11 @@ fn decline(answer: CertificateAnswer, error: &CertifyError) {
             _ => tracing::warn!(%error, suppressed, "a certificate is refused"),
         }
     }
-    // Whoever asked may have gone.
+    // The client may have disconnected.
     answer.send(Err(error.explained())).ok();
 }
 
-/// Opens the directories of tokens and of registrations, of which expired ones are removed.
+/// Opens the directories of tokens and of registrations; expired registrations are removed.
 pub(crate) fn open_proofs(data: &Path, now: SystemTime) -> io::Result<Proofs> {
     let tokens = Arc::new(Tokens::open(&data.join(TOKENS_DIRECTORY))?);
     tokens.sweep(now)?;
@@ -546,15 +546,15 @@ fn bytes(issued: &Issued) -> IssuedBytes {
     }
 }
 
-/// The one answer to all whose token is not good for the workload that they name.
+/// The single response to every token that is not valid for the named workload.
 const NOT_WELCOME: &str = "the join token is not known, has expired, was used already, was made for \
                            another workload, or its Workload does not exist: create the Workload, \
                            and make a new token for it";
 
-/// Signatures under way at once, but for those of joins with tokens.
+/// Maximum signatures in progress, excluding joins with tokens.
 const JOBS_MAX: usize = 64;
 
-/// Joins with tokens of ours under way at once: guesses of tokens leave the threads to renewals.
+/// Maximum joins in progress with tokens of this mesh, so that token guessing leaves threads for renewals.
 const JOINS_MAX: usize = 32;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From the mesh to what one workload's sidecar should know: pure, and the same each time.
+//! Compilation of the mesh into the configuration of one sidecar: pure and deterministic.
 
 mod access;
 mod address;
@@ -29,15 +29,15 @@ pub(crate) use self::service::{Viewer, Views, is_opaque, target_port, view};
 pub(crate) use self::split::{rivals, tcp_rival};
 pub(crate) use self::whereabouts::whereabouts;
 
-/// What one workload's sidecar should know, before it is numbered and sent.
+/// The configuration of one workload's sidecar, before it is numbered and sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct World {
     pub(crate) snapshot: Arc<Snapshot>,
-    /// Services that are wanted, or named by a rule, and do not exist.
+    /// Missing services that are subscribed to or named by a rule.
     pub(crate) absent: BTreeSet<ServiceName>,
 }
 
-/// The services that a workload uses: through its fixed doors, and those it subscribed to.
+/// Returns the services that a workload uses: those of its fixed listeners and its subscriptions.
 pub(crate) fn wanted(
     workload: &Workload,
     subscriptions: &BTreeSet<ServiceName>,
@@ -46,11 +46,12 @@ pub(crate) fn wanted(
     doors.chain(subscriptions).cloned().collect()
 }
 
-/// Compiles what a workload should know: its plan, the services it wants, those that its gateway
-/// leads to, and the backends that their routes name.
+/// Compiles a workload's configuration: its plan, the services it uses, those that its gateway routes to, and
+/// the backends of their routes.
 ///
-/// Requests reach a backend directly, whatever routes it has itself. But its sidecar may also be
-/// asked for it by name, and then those count: so they are there, and their backends with them.
+/// Requests reach a backend directly, regardless of the backend's own routes. But the application may also call
+/// the backend by name, and then those routes apply; so backends are included as services, with their backends
+/// in turn.
 pub(crate) fn world(
     mesh: &Mesh,
     workload: &Workload,
@@ -64,7 +65,7 @@ pub(crate) fn world(
     let gateway = plan.gateway.iter().flat_map(|gateway| gateway.backends());
     let gateway: BTreeSet<&ServiceName> = gateway.map(|backend| &backend.service).collect();
     let mut open: Vec<ServiceName> = wanted.iter().chain(gateway).cloned().collect();
-    // Ends: each name is looked at once, and names come from services that exist.
+    // Terminates: each name is visited once, and names come from existing services.
     while let Some(name) = open.pop() {
         if services.contains_key(&name) || absent.contains(&name) {
             continue;
@@ -83,8 +84,7 @@ pub(crate) fn world(
     World { snapshot: Arc::new(Snapshot { plan, services, addresses, names }), absent }
 }
 
-/// Compiles views that a workload's world needs: a slice of those that are not there yet. Says whether
-/// all of them are there now.
+/// Compiles a slice of the views that a workload's configuration lacks. Returns true once all of them exist.
 pub(crate) fn prepare(
     mesh: &Mesh,
     (workload, services, addresses): (&Workload, &BTreeSet<ServiceName>, &BTreeSet<IpAddr>),
@@ -104,7 +104,7 @@ pub(crate) fn prepare(
             return false;
         }
     }
-    // Ends, as that of a world does.
+    // Terminates like the loop in `world`.
     while let Some(name) = open.pop() {
         if seen.contains(&name) {
             continue;
@@ -121,28 +121,28 @@ pub(crate) fn prepare(
 }
 
 impl World {
-    /// The same, and what is at the addresses that were asked for.
+    /// Sets the entries of the queried addresses.
     pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<Occupant>>) -> Self {
         Arc::make_mut(&mut self.snapshot).addresses = at;
         self
     }
 
-    /// The same, and what the names stand for that were looked up.
+    /// Sets the DNS records of the queried names.
     pub(crate) fn with_names(mut self, names: BTreeMap<ServiceName, Arc<Whereabouts>>) -> Self {
         Arc::make_mut(&mut self.snapshot).names = names;
         self
     }
 }
 
-/// The endpoints that the services of a workload's world lack because their sidecars have not been
-/// heard of. What the facts alone decide, such as whether it may call them, is certain.
+/// Returns the endpoints that are missing from a workload's configuration because their sidecars have not
+/// reported yet. Results that depend on facts alone, such as client authorization, are certain.
 pub(crate) fn doubt(mesh: &Mesh, workload: &Workload, world: &World) -> Doubt {
     let viewer = Viewer::of(mesh, workload);
     let views = world.snapshot.services.values();
     views.flat_map(|view| unheard(mesh, &viewer, view)).collect()
 }
 
-/// The views that are compiled in one slice: a few milliseconds.
+/// The number of views compiled in one slice: a few milliseconds.
 const SLICE_VIEWS: u64 = 256;
 
 #[cfg(test)]

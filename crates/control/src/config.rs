@@ -1,4 +1,4 @@
-//! What a control plane is told at its start: addresses, files, limits and times.
+//! Configuration of a control plane: addresses, files, limits and times.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,94 +16,92 @@ use crate::keys::KeyAccess;
 use crate::playground::Playground;
 use crate::review::Reviewer;
 
-/// What a control plane is told at its start.
+/// Configuration of a control plane.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where it listens for proxies; port 0 lets the kernel choose.
+    /// The listen address for proxies; with port 0 the kernel selects the port.
     pub listen: SocketAddr,
-    /// The address that join bundles name, when proxies reach it by another one than `listen`.
+    /// The address in join bundles, if proxies reach it by another one than `listen`.
     pub advertise: Option<SocketAddr>,
-    /// Other control planes of the same mesh, on the same files and with the same authority. Join
-    /// bundles name them too.
+    /// Other control planes of the same mesh, with the same files and authority. Join bundles list them too.
     pub peers: Vec<SocketAddr>,
-    /// Further ones, that come and go while this one runs; join bundles do not name them.
+    /// Further control planes, discovered at run time; join bundles do not list them.
     pub found_peers: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
-    /// Who knows whose a token is that was not made here; only our own are taken when absent.
+    /// Reviews tokens that were not made here; if absent, only our own are accepted.
     pub reviewer: Option<Arc<dyn Reviewer>>,
-    /// Where the admin socket is, and what else is kept (mode 0700).
+    /// The data directory (mode 0700), with the admin socket.
     pub data: PathBuf,
-    /// Where the authority's root and unused tokens are kept, when control planes share them;
-    /// `data` when absent.
+    /// The directory of the authority's root and unused tokens, if control planes share them; `data` if absent.
     pub shared: Option<PathBuf>,
-    /// Where an intermediate authority is that somebody else makes; its own root when absent.
+    /// The directory of an externally issued intermediate authority; its own root if absent.
     pub issuer: Option<PathBuf>,
-    /// Files and directories of YAML with the facts.
+    /// YAML files and directories with the objects.
     pub sources: Vec<PathBuf>,
-    /// Who vouches for servers that keys of issuers are read from, and for the collector that metrics are
-    /// pushed to: a file of PEM; the system's roots when absent.
+    /// CA certificates (PEM) used to verify JWKS servers and the metrics collector; the system's roots if
+    /// absent.
     pub key_roots: Option<PathBuf>,
-    /// The servers and files that keys of issuers may be read from.
+    /// The servers and files that JWKS may be read from.
     pub key_access: KeyAccess,
-    /// How long certificates live, its own included.
+    /// The lifetime of certificates, including its own.
     pub certificate_lifetime: Duration,
-    /// How long a join token may wait for its use.
+    /// The lifetime of an unused join token.
     pub token_lifetime: Duration,
-    /// The pod that it is, as a collector of metrics is told; its machine and its port when absent.
+    /// Its own pod, as reported to a metrics collector; its machine and port if absent.
     pub pod: Option<WorkloadName>,
-    /// How often sidecars tell what they counted; not at all when absent.
+    /// The interval of sidecars' traffic reports; none if absent.
     pub report_every: Option<Duration>,
-    /// Where the page for browsers is; none when absent.
+    /// The address of the browser page; none if absent.
     pub page: Option<SocketAddr>,
-    /// What explains requests, on that page and to `leno explain`; nothing does when absent.
+    /// The dry-run engine for requests, for that page and `leno explain`; none if absent.
     pub playground: Option<Playground>,
-    /// A supervisor in this process runs the sidecar of each workload.
+    /// True if a supervisor in this process runs the sidecar of each workload.
     pub supervised: bool,
-    /// It runs in Kubernetes, where sidecars are containers of Pods.
+    /// True in Kubernetes, where sidecars are containers of Pods.
     pub kubernetes: bool,
-    /// How long it waits for what.
+    /// Timeouts and intervals.
     pub times: Times,
-    /// Bounds on what strangers can make it hold.
+    /// Resource limits against unauthenticated clients.
     pub limits: Limits,
 }
 
-/// How long a control plane waits for what.
+/// Timeouts and intervals of a control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// A change is sent when nothing else has changed for this long,
+    /// Debounce: a change is sent when nothing else has changed for this long,
     pub quiet: Duration,
     /// and at the latest after this long.
     pub quiet_max: Duration,
-    /// How long endpoints stay when the stream of their sidecar ended without a word.
+    /// The grace period in which endpoints stay after their sidecar's stream has broken.
     pub grace: Duration,
-    /// How long after the start, at most, sidecars that were not heard of yet may be on their way
-    /// back: clients keep their endpoints that long.
+    /// The startup grace period: the maximum time for sidecars to reconnect, in which clients keep the
+    /// endpoints of those that have not reported yet.
     pub settle: Duration,
-    /// How long somebody who proved who it is waits for the sources to tell of its workload.
+    /// The time that an authenticated proxy waits for the sources to report its workload.
     pub newcomer: Duration,
-    /// How long connections may take to end at a shutdown.
+    /// The drain timeout of connections at shutdown.
     pub drain: Duration,
 }
 
-/// Bounds on what strangers can make a control plane hold.
+/// Resource limits of a control plane against unauthenticated clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once; more wait in the kernel.
+    /// Maximum concurrent connections; more wait in the kernel.
     pub connections: usize,
-    /// Connections at once that wait for a peer without a proven identity: for a part of its handshake,
-    /// its `Hello` or its join. Beyond it the one that has waited longest is ended.
+    /// Maximum concurrent connections without an authenticated peer: those waiting for a part of the handshake,
+    /// for `Hello` or for a join. Beyond it, the oldest is closed.
     pub strangers: usize,
-    /// Of these, how many may be of one IPv4 address or one IPv6 /64.
+    /// Of these, the maximum per IPv4 address or IPv6 /64.
     pub strangers_per_source: usize,
-    /// Until the first byte of a TLS handshake.
+    /// The timeout for the first byte of a TLS handshake.
     pub first_byte: Duration,
-    /// All of a TLS handshake.
+    /// The timeout for a whole TLS handshake.
     pub handshake: Duration,
-    /// Services that one proxy may be subscribed to.
+    /// Maximum service subscriptions of one proxy.
     pub subscriptions: usize,
 }
 
 impl Config {
-    /// A control plane on loopback with every default.
+    /// Returns the configuration of a control plane on loopback, with all defaults.
     #[must_use]
     pub fn new(data: PathBuf, sources: Vec<PathBuf>) -> Self {
         Self {
@@ -131,12 +129,12 @@ impl Config {
         }
     }
 
-    /// Where the authority and unused tokens are.
+    /// Returns the directory of the authority and unused tokens.
     pub(crate) fn keep(&self) -> &Path {
         self.shared.as_deref().unwrap_or(&self.data)
     }
 
-    /// Where the authority comes from.
+    /// Returns the source of the authority.
     pub(crate) fn authority(&self) -> AuthoritySource {
         match &self.issuer {
             Some(dir) => AuthoritySource::Issuer(dir.clone()),
@@ -144,12 +142,12 @@ impl Config {
         }
     }
 
-    /// The file of the intermediates that members trust, old and new.
+    /// Returns the file of intermediates that members trust, old and new.
     pub(crate) fn pins(&self) -> PathBuf {
         self.keep().join(PINS_FILE)
     }
 
-    /// Where the admin socket is.
+    /// Returns the path of the admin socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.data.join(SOCKET_FILE)
@@ -164,7 +162,7 @@ impl Default for Times {
             grace: Duration::from_secs(10),
             // A sidecar waits up to 5 s between two attempts, and each connection may take 3 s.
             settle: Duration::from_secs(10),
-            // With what finding out whose a token is may take, less than the answer is waited for.
+            // Together with the maximum duration of a token review, less than the client's timeout.
             newcomer: Duration::from_secs(4),
             drain: Duration::from_secs(3),
         }
@@ -184,11 +182,11 @@ impl Default for Limits {
     }
 }
 
-/// Often enough to watch, and seldom enough not to be noticed with thousands of sidecars.
+/// Short enough to watch live, long enough to be negligible with thousands of sidecars.
 pub const REPORT_EVERY: Duration = Duration::from_secs(5);
 
 /// The file of intermediates that members trust, in the directory of the tokens.
 const PINS_FILE: &str = "issuers.pem";
 
-/// The admin socket's name in the data directory.
+/// The file name of the admin socket in the data directory.
 const SOCKET_FILE: &str = "control.sock";

@@ -1,4 +1,4 @@
-//! A running control plane: its parts, assembled, and the handle that ends them.
+//! A running control plane: assembly of its parts, and the handle that shuts it down.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -45,7 +45,7 @@ use crate::status::Status;
 use crate::watch::{Remarks, UPDATES_MAX, follow, trust_domain_of};
 use crate::writable::DataDirectory;
 
-/// A running control plane. Dropping it ends it at once; [`Control::shutdown`] lets proxies know.
+/// A running control plane. Dropping it ends it at once; [`Control::shutdown`] notifies proxies.
 #[derive(Debug)]
 pub struct Control {
     address: SocketAddr,
@@ -67,12 +67,12 @@ pub struct Control {
 }
 
 impl Control {
-    /// Reads the facts, opens the authority and the listeners, and serves from then on, in tasks
-    /// of the runtime that this is called in.
+    /// Reads the sources, opens the authority and the listeners, and starts to serve in tasks of the current
+    /// runtime.
     ///
     /// # Errors
-    /// [`StartError`] that names the part that cannot start. Refused documents are no error, but
-    /// for those that leave it open what the mesh enforces: they are told at `/rejected`.
+    /// [`StartError`] names the part that cannot start. Rejected documents are reported at `/rejected` and are
+    /// not errors, unless they leave the mesh's enforcement undefined.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let (facts, updates) = mpsc::channel(UPDATES_MAX);
         let mut feed = Feed::of(updates);
@@ -81,9 +81,8 @@ impl Control {
         Self::assemble(config, feed).await
     }
 
-    /// As [`Control::start`], with facts that somebody else brings: `config.sources` are not read.
-    /// The first update is waited for, and the trust domain is taken from it. When whoever brings
-    /// them ends, what is known stays in force.
+    /// As [`Control::start`], with updates from `updates`: `config.sources` are not read. The first update is
+    /// awaited, and determines the trust domain. When the sender ends, the current state remains in force.
     ///
     /// # Errors
     /// As [`Control::start`].
@@ -146,80 +145,81 @@ impl Control {
         Ok(ground.build(tasks, updates, (first, keys_read)))
     }
 
-    /// Where it listens for proxies.
+    /// Returns the listen address for proxies.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where its page for browsers is, if it has one.
+    /// Returns the address of the browser page, if it has one.
     #[must_use]
     pub fn page(&self) -> Option<SocketAddr> {
         self.page
     }
 
-    /// Where its admin socket is, for [`admin::ask`].
+    /// Returns the path of the admin socket, for [`admin::ask`].
     #[must_use]
     pub fn socket(&self) -> &std::path::Path {
         &self.socket
     }
 
-    /// The trust domain of the mesh, fixed while it runs.
+    /// Returns the trust domain of the mesh, fixed while it runs.
     #[must_use]
     pub fn trust_domain(&self) -> &TrustDomain {
         &self.trust_domain
     }
 
-    /// Where the owner of the mesh is asked.
+    /// Returns the query channel of the mesh owner.
     pub(crate) fn questions(&self) -> Questions {
         self.questions.clone()
     }
 
-    /// What signs, now and whenever it is another.
+    /// Returns a receiver of the current authority.
     #[must_use]
     pub fn authority(&self) -> watch::Receiver<Arc<Authority>> {
         self.invitations.authority.clone()
     }
 
-    /// The roots that every member verifies the others by.
+    /// Returns the roots that members use to verify each other.
     #[must_use]
     pub fn roots(&self) -> Roots {
         self.invitations.authority.borrow().roots()
     }
 
-    /// Makes what a new proxy of this workload needs to join, with a new one-time token.
+    /// Creates a join bundle for a new proxy of this workload, with a new one-time token.
     ///
     /// # Errors
-    /// [`InviteError`] when there is no such workload, or the token cannot be kept.
+    /// [`InviteError`] if the workload does not exist, or the token cannot be stored.
     pub fn mint_bundle(&self, workload: &WorkloadName) -> Result<JoinBundle, InviteError> {
         self.invitations.invite(workload, None, SystemTime::now())
     }
 
-    /// The workloads in force, in order of their names, now and whenever one changed.
+    /// Returns a receiver of the workloads in force, in order of their names.
     #[must_use]
     pub fn workloads(&self) -> watch::Receiver<Arc<Vec<Workload>>> {
         self.workloads.clone()
     }
 
-    /// How it stands, now and whenever something other than the age of changes is different.
+    /// Returns a receiver of the status; the age of changes alone does not notify.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Arc<Status>> {
         self.status.clone()
     }
 
-    /// Facts about sidecars, now and whenever they change.
+    /// Returns a receiver of facts about sidecars.
     #[must_use]
     pub fn sidecar_facts(&self) -> watch::Receiver<Arc<SidecarFacts>> {
         self.sidecar_facts.subscribe()
     }
 
-    /// The applications that a supervisor on this machine runs, for its reports.
+    /// Returns the table in which this machine's supervisor reports its applications.
     #[must_use]
     pub fn applications(&self) -> &Applications {
         &self.applications
     }
 
-    /// Workloads without a connected sidecar, of which a replaced one is rejected: it may join with a new token.
+    /// Returns a receiver of workloads without a connected sidecar that have a rejected, replaced one: it may
+    /// join with a new token.
     #[must_use]
     pub fn replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
         self.replaced.clone()
@@ -228,27 +228,26 @@ impl Control {
     /// Waits until the sidecar of a workload is connected and has opened every port.
     ///
     /// # Errors
-    /// [`Stopped`] when the control plane ends first.
+    /// [`Stopped`] if the control plane ends first.
     pub async fn registered(&self, workload: &WorkloadName) -> Result<(), Stopped> {
         let mut registered = self.registered.clone();
         let found = registered.wait_for(|all| all.contains(workload)).await;
         found.map(drop).map_err(|_| Stopped)
     }
 
-    /// Reads the files again now, even if nothing seems to have changed.
+    /// Reads the files again now, even if they seem unchanged.
     pub fn reload(&self) {
         self.reload.notify_one();
     }
 
-    /// Waits until a part of it has ended although nobody asked for that, and says which; for
-    /// ever when all is well. Then it serves no longer what it should: shut it down and start
-    /// anew.
+    /// Waits until a part ends unexpectedly, and returns its name; pends forever otherwise. The control plane
+    /// is then incomplete: shut it down and restart it.
     pub async fn ended(&self) -> EndedUnexpectedly {
         self.parts.ended().await
     }
 
-    /// Says goodbye to every proxy, waits for them for a bounded time, and ends. They keep their
-    /// last good world.
+    /// Notifies every proxy, waits for them for a bounded time, and ends. Proxies keep their last good
+    /// configuration.
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         while self.tasks.join_next().await.is_some() {}
@@ -260,50 +259,50 @@ impl Control {
 #[error("the control plane has ended")]
 pub struct Stopped;
 
-/// Why a control plane does not start.
+/// The reason why a control plane does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The source of the facts ended before it told any.
+    /// The source ended before its first update.
     #[error("the facts cannot be read")]
     Registry,
-    /// What the mesh is to enforce is not known: the `MeshConfig` may be among these refusals, and
-    /// without one a mesh is permissive.
+    /// The required enforcement is unknown: the `MeshConfig` may be among the rejected documents, and a mesh
+    /// without one is permissive.
     #[error(
         "the MeshConfig may be among what is rejected, and without it the mesh would be permissive: \
          correct it and start again"
     )]
     MeshConfig(Vec<Rejected>),
-    /// The authority.
+    /// The authority cannot be opened.
     #[error("the certificate authority cannot be opened: {0}")]
     Authority(#[from] AuthorityError),
-    /// The tokens.
+    /// The tokens cannot be read.
     #[error("the directory of join tokens cannot be opened: {0}")]
     Tokens(#[source] io::Error),
-    /// The workloads that `leno revoke` has revoked: they would be members again.
+    /// Revocations by `leno revoke` cannot be read; without them the revoked workloads would be members again.
     #[error("the revoked workloads cannot be read: {0}")]
     Revoked(#[source] io::Error),
-    /// The listener.
+    /// The proxy listener cannot be opened.
     #[error("cannot listen on {0}: {1}; use another address")]
     Listen(SocketAddr, #[source] io::Error),
-    /// The admin socket.
+    /// The admin socket cannot be opened.
     #[error("the admin socket {} cannot be opened: {cause}", path.display())]
     Admin {
-        /// Where.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         cause: io::Error,
     },
-    /// The page for browsers.
+    /// The listener of the browser page cannot be opened.
     #[error(
         "the page for browsers cannot listen on {0}: {1}; use --page with another address, or --page off"
     )]
     Page(SocketAddr, #[source] io::Error),
-    /// Its own certificate.
+    /// Its own certificate cannot be issued.
     #[error("there is no certificate for the control plane itself: {0}")]
     Serving(#[from] ServingError),
 }
 
-/// Where the facts come from, and what is there before they are.
+/// The source of updates, and the state before the first one.
 struct Feed {
     updates: mpsc::Receiver<Update>,
     tasks: JoinSet<()>,
@@ -320,7 +319,7 @@ impl Feed {
     }
 }
 
-/// All that can fail has not failed.
+/// The opened resources, after every fallible step.
 struct Ground {
     config: Config,
     authority: watch::Sender<Arc<Authority>>,
@@ -339,7 +338,7 @@ struct Ground {
 }
 
 impl Ground {
-    /// What following other control planes needs.
+    /// Returns the follower of other control planes.
     fn following(&self, events: EventQueue, addresses: PeerAddresses) -> Follower {
         let (configs, stop) = (self.serving.dialing(), self.stop.subscribe());
         Follower { configs, events, addresses, stop }
@@ -414,7 +413,7 @@ impl Ground {
         }
     }
 
-    /// The listener for proxies and other control planes.
+    /// Returns the listener for proxies and other control planes.
     fn server(&self, owner: &Owner, events: EventQueue) -> Server {
         Server {
             limits: self.config.limits,
@@ -430,7 +429,7 @@ impl Ground {
         }
     }
 
-    /// What pushing metrics needs.
+    /// Returns the metrics exporter.
     fn push(
         &self,
         owner: &Owner,
@@ -448,7 +447,7 @@ impl Ground {
         }
     }
 
-    /// Who it is among all that tell a collector something.
+    /// Returns the resource attributes that identify it to collectors.
     fn source(&self) -> Source {
         let ServiceAccount { namespace, name } = control_id(&self.trust_domain()).account;
         let (namespace, instance) = match &self.config.pod {
@@ -458,7 +457,7 @@ impl Ground {
         Source { service: name.to_string(), namespace: namespace.to_string(), instance }
     }
 
-    /// What the admin socket needs to answer.
+    /// Returns the state of the admin socket.
     fn desk(
         &self,
         questions: &Questions,
@@ -476,7 +475,7 @@ impl Ground {
         })
     }
 
-    /// Begins to serve the page for browsers, if there is one.
+    /// Starts the browser page, if configured.
     fn show(
         &mut self,
         tasks: &mut JoinSet<()>,
@@ -493,8 +492,8 @@ impl Ground {
     fn owner(&self, first: (Update, Vec<KeyNews>)) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Proxies keep the number of their last change on disk: ours go on after those of the
-        // control plane before us.
+        // Proxies store the number of their last change on disk: our numbers continue after those of the
+        // previous control plane.
         let number = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
         let times = self.config.times;
         let lifetime = self.config.certificate_lifetime;
@@ -537,7 +536,7 @@ impl Ground {
         self.authority.borrow().trust_domain().clone()
     }
 
-    /// The other control planes: a list for all of them names this one too.
+    /// Returns the other control planes: a shared list names this one too.
     fn others(&self) -> Vec<SocketAddr> {
         let ours = [Some(self.address), Some(self.config.listen), self.config.advertise];
         let others = self.config.peers.iter().filter(|peer| !ours.contains(&Some(**peer)));
@@ -557,18 +556,18 @@ impl Ground {
     }
 }
 
-/// A number that the system draws, as it does for the keys of a hash map.
+/// Returns a random number from the system, as for hash map keys.
 fn drawn() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// The name of the machine.
+/// Returns the name of the machine.
 fn machine() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Works until told to stop.
+/// Runs until shutdown.
 async fn until(work: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) {
     tokio::select! {
         () = work => {}
@@ -576,12 +575,12 @@ async fn until(work: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) 
     }
 }
 
-/// Streams to other control planes, which have a place each in the queue of events, as connections
-/// have: nothing waits for a place.
+/// Maximum streams to other control planes. Like connections, each has a reserved slot in the event queue, so
+/// none waits for one.
 const OTHERS_MAX: usize = 1024;
 
-/// Questions of operators that wait for the owner of the mesh.
+/// Maximum queued operator queries to the mesh owner.
 const QUESTIONS_MAX: usize = 16;
 
-/// News of keys that wait for the owner of the mesh; readings wait for it.
+/// Maximum queued JWKS updates to the mesh owner; fetches wait for a slot.
 const KEY_NEWS_MAX: usize = 16;

@@ -1,4 +1,4 @@
-//! Opening connections to servers outside the mesh, as a control plane does.
+//! Outgoing connections of a control plane to servers outside the mesh.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use leno_outside::Dial;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// By the kernel's own way: nothing is led elsewhere.
+/// Connects directly, without redirection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plainly;
 
@@ -19,5 +19,5 @@ impl Dial for Plainly {
     }
 }
 
-/// One address of several may not answer.
+/// One of several addresses may be unreachable.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);

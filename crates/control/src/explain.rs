@@ -1,4 +1,4 @@
-//! The same compilation on a laptop: a snapshot from objects alone, without a running mesh.
+//! Offline compilation: a snapshot from objects alone, without a running mesh.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,14 +8,13 @@ use leno_model::{Object, ServiceName, Snapshot, WorkloadName};
 use crate::compile::{Views, wanted, world};
 use crate::mesh::{Listeners, Mesh};
 
-/// What the sidecar of `client` would know if every workload were there, with these services and
-/// those behind its doors.
+/// Compiles the configuration that the sidecar of `client` would have if every workload were connected, with
+/// these services and those of its listeners.
 ///
-/// Endpoints are assumed: each workload's own address and ports. A service that does not exist is
-/// not in the snapshot.
+/// Endpoints are assumed: each workload's own address and ports. Missing services are not in the snapshot.
 ///
 /// # Errors
-/// [`UnknownWorkload`] when `client` is not among the objects.
+/// [`UnknownWorkload`] if `client` is not among the objects.
 pub fn snapshot_for(
     objects: &[Object],
     client: &WorkloadName,
@@ -46,13 +45,13 @@ pub fn snapshot_for(
     Ok(Snapshot::clone(&world.snapshot))
 }
 
-/// There is no workload of this name.
+/// No workload has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no Workload {name}; there are: {}", list(known))]
 pub struct UnknownWorkload {
     /// The name.
     pub name: WorkloadName,
-    /// Some that exist.
+    /// Some existing names.
     pub known: Vec<WorkloadName>,
 }
 
@@ -64,5 +63,5 @@ fn list(names: &[WorkloadName]) -> String {
     }
 }
 
-/// How many names an error lists.
+/// Maximum names in an error.
 const NAMES_SHOWN_MAX: usize = 20;

@@ -1,11 +1,11 @@
-//! Counts, rates, shares and times in sentences, as people read them.
+//! Formatting of counts, rates, shares and times for people.
 
 use std::time::Duration;
 
-/// A count with its noun: `1 file`, `2 files`, `0 proxies`.
+/// Formats a count with its noun: `1 file`, `2 files`, `0 proxies`.
 #[must_use]
 pub fn counted(count: impl TryInto<u64>, noun: &str) -> String {
-    // No type of counts is larger.
+    // No count type is larger.
     let count = count.try_into().unwrap_or(u64::MAX);
     match (count, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
@@ -14,7 +14,7 @@ pub fn counted(count: impl TryInto<u64>, noun: &str) -> String {
     }
 }
 
-/// Requests a second: `0.2/s`, `12.3/s`, `1234/s`.
+/// Formats requests per second: `0.2/s`, `12.3/s`, `1234/s`.
 #[must_use]
 pub fn rate(per_second: f64) -> String {
     match per_second {
@@ -24,18 +24,18 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// A share as a percentage that is 100 only when it is whole: `99.98 %`, `100 %`.
+/// Formats a share as a percentage that is 100 only if exact: `99.98 %`, `100 %`.
 #[must_use]
 pub fn share(share: Option<f64>) -> String {
     match share {
         None => String::new(),
         Some(share) if share >= 1.0 => "100 %".to_owned(),
-        // Rounded down: nearly all is less than all.
+        // Rounds down, so that 100 % means all.
         Some(share) => format!("{:.2} %", (share * 1e4).floor() / 1e2),
     }
 }
 
-/// A duration in its two largest units, for tables: `3d4h`, `12m5s`, `0s`.
+/// Formats a duration in its two largest units, for tables: `3d4h`, `12m5s`, `0s`.
 #[must_use]
 pub fn short(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -56,7 +56,7 @@ pub fn short(duration: Duration) -> String {
     text
 }
 
-/// Below this share of success something fails,
+/// The success rate below which a service is failing.
 pub const FAILING: f64 = 0.95;
-/// and below this one it is worth a word.
+/// The success rate below which a service is degraded.
 pub const AILING: f64 = 0.99;

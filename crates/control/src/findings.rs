@@ -1,4 +1,4 @@
-//! Findings: problems and notices of a mesh, each with its remedy, for `leno status` and the page.
+//! Problems and notices of a mesh, each with a hint, for `leno status` and the page.
 
 mod conditions;
 mod endpoints;
@@ -20,7 +20,7 @@ use crate::status::{
     TrafficStatus, WorkloadStatus,
 };
 
-/// All that is judged, as it is at one moment.
+/// The inputs of the findings, at one moment.
 #[derive(Debug)]
 pub struct Facts {
     /// The mesh as a whole.
@@ -43,35 +43,35 @@ pub struct Facts {
     pub directory: Option<DirectoryStatus>,
     /// Documents that were rejected, and warnings.
     pub rejected: Value,
-    /// The traffic of the last minutes.
+    /// Traffic of the last minutes.
     pub traffic: TrafficStatus,
-    /// The most frequent reason of each service that ails, if it has one.
+    /// The most frequent reason of each degraded service, if it has one.
     pub reasons: BTreeMap<String, Option<String>>,
 }
 
-/// An answer of a control plane that is not of this release.
+/// A response from a control plane of another release.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer is not understood: is the mesh of another version of leno?")]
 pub struct NotUnderstood(#[source] serde_json::Error);
 
-/// Something that is wrong, or worth knowing.
+/// A problem or notice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its weight.
+    /// Its severity.
     pub weight: Weight,
-    /// What is so.
+    /// The description.
     pub what: String,
-    /// What to do.
+    /// The suggested action.
     pub remedy: String,
 }
 
-/// How much a finding weighs.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Weight {
-    /// The mesh is not healthy.
+    /// The mesh is unhealthy.
     Problem,
-    /// It is, and this may explain what is seen.
+    /// The mesh is healthy; the notice may explain an observation.
     Notice,
 }
 
@@ -79,7 +79,7 @@ impl Facts {
     /// Collects all facts with `query`, which returns the JSON at a path of the admin socket.
     ///
     /// # Errors
-    /// The first error of `query`, and an answer that is not understood.
+    /// The first error of `query`, or a response that cannot be parsed.
     pub async fn collect<E, Q, F>(query: Q) -> Result<Self, E>
     where
         E: From<NotUnderstood>,
@@ -91,12 +91,12 @@ impl Facts {
         for service in traffic.services.iter().filter(|service| ailing(&service.rates)) {
             let history = query(format!("/history?service={}", service.name)).await?;
             let history: Option<HistoryStatus> = read(history)?;
-            // Only the reasons of now: those of an hour ago explain nothing any more.
+            // Only current reasons: those of an hour ago are irrelevant.
             let most = history.into_iter().flat_map(|history| history.recent_reasons);
             let most = most.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
             reasons.insert(service.name.clone(), most);
         }
-        // A control plane of an earlier release does not report these.
+        // Control planes of earlier releases do not report these.
         let rejected_joins = query("/rejected-joins".to_owned()).await.ok();
         let directory = query("/state".to_owned()).await.ok();
         Ok(Self {
@@ -121,7 +121,7 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, NotUnderstood> {
 }
 
 impl Finding {
-    /// A problem and its remedy.
+    /// Creates a problem with its hint.
     pub fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { weight: Weight::Problem, what: what.into(), remedy: remedy.into() }
     }
@@ -131,13 +131,13 @@ impl Finding {
     }
 }
 
-/// Whether a service fails more than it should, as far as a few requests can tell.
+/// True if a service fails more than it should, with enough requests for a verdict.
 fn ailing(rates: &RateStatus) -> bool {
     let recent: u64 = rates.recent.iter().rev().take(RECENT_STEPS).map(|n| u64::from(*n)).sum();
     rates.success.is_some_and(|share| share < AILING) && recent >= REQUESTS_MIN
 }
 
-/// What is wrong first, then what is worth knowing.
+/// Returns the findings: problems first, then notices.
 #[must_use]
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -148,7 +148,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(documents(facts));
     findings.extend(references(facts));
     findings.extend(keys(facts));
-    // Each of them has a cause of its own.
+    // Each of these has its own cause.
     findings.extend(rejections(facts));
     findings.extend(services(facts));
     findings.extend(passing(&facts.status, &facts.traffic));
@@ -201,14 +201,14 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
     shortened(findings, "leno get proxies --stale")
 }
 
-/// The command that makes a revoked workload a member again.
+/// Returns the command that undoes the revocation of a workload.
 fn reinstate(workload: &str) -> String {
     format!(
         "to make it a member again: leno revoke {workload} --undo, or take it out of `spec.revoked` of the MeshConfig"
     )
 }
 
-/// The remedy for a workload without a connected sidecar.
+/// Returns the hint for a workload without a connected sidecar.
 #[must_use]
 pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String {
     match status.supervised {
@@ -231,7 +231,7 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
     }
 }
 
-/// The remedy for a rejected sidecar of a workload of the mesh.
+/// Returns the hint for a rejected sidecar of a workload of the mesh.
 #[must_use]
 pub fn rejected_sidecar(status: &Status, workload: &WorkloadStatus) -> String {
     let (has_sidecar, name) = (workload.has_sidecar(), &workload.name);
@@ -244,7 +244,7 @@ pub fn rejected_sidecar(status: &Status, workload: &WorkloadStatus) -> String {
     }
 }
 
-/// The remedy for a sidecar that has to join with a new token: in Kubernetes each Pod has its own.
+/// Returns the hint for a sidecar that must join with a new token: in Kubernetes each Pod has its own.
 #[must_use]
 pub fn join_again(status: &Status, workload: &str) -> String {
     match status.kubernetes {
@@ -261,13 +261,13 @@ pub fn join_again(status: &Status, workload: &str) -> String {
     }
 }
 
-/// The namespace and the name of the Pod that a workload is.
+/// Splits a workload name into the namespace and name of its Pod.
 fn pod_of(workload: &str) -> (&str, &str) {
     workload.split_once('/').unwrap_or(("default", workload))
 }
 
 fn certificates(facts: &Facts) -> Vec<Finding> {
-    // Sidecars renew at half of it: who has less than a fifth left has failed again and again.
+    // Sidecars renew at half of the lifetime: less than a fifth left means repeated failures.
     let least = facts.status.certificate_lifetime_seconds / 5;
     let ending = facts.certificates.iter().filter(|c| c.valid_for_seconds <= least);
     let findings = ending.map(|certificate| {
@@ -314,7 +314,7 @@ fn documents(facts: &Facts) -> Vec<Finding> {
         }
         let documents = facts.status.rejected.saturating_sub(unread.len());
         if documents > 0 {
-            // Objects of a cluster are in no file.
+            // Objects of a cluster are not in files.
             let (files, objects) = (files(true), rejected_objects(facts));
             let objects: Vec<&str> = objects.iter().map(String::as_str).collect();
             let (noun, names) = match files.is_empty() {
@@ -339,7 +339,7 @@ fn documents(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// The rejected objects by kind and name.
+/// Returns the rejected objects by kind and name.
 fn rejected_objects(facts: &Facts) -> BTreeSet<String> {
     let all = facts.rejected.get("rejected").and_then(Value::as_array).into_iter().flatten();
     let named = all.filter_map(|it| {
@@ -354,7 +354,7 @@ fn rejected_objects(facts: &Facts) -> BTreeSet<String> {
     named.collect()
 }
 
-/// Routes and policies that refer to what is not there.
+/// Reports routes and policies with missing references.
 fn references(facts: &Facts) -> Vec<Finding> {
     let routes = facts.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
     let policies = facts.policies.iter();
@@ -369,7 +369,7 @@ fn references(facts: &Facts) -> Vec<Finding> {
     shortened(findings.collect(), "leno get routes, leno get policies")
 }
 
-/// Policies about tokens without the keys of an issuer.
+/// Reports JWT policies without the keys of an issuer.
 fn keys(facts: &Facts) -> Vec<Finding> {
     let without = facts.policies.iter().filter(|policy| policy.in_force);
     let findings = without.filter_map(|policy| {
@@ -415,7 +415,7 @@ fn services(facts: &Facts) -> Vec<Finding> {
     shortened(findings.collect(), "leno top --sort success")
 }
 
-/// What passes by itself, or was wanted.
+/// Reports transient or intended conditions.
 fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     let mut findings = Vec::new();
     if status.settling {
@@ -439,7 +439,7 @@ fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     findings
 }
 
-/// The first few, and how many more there are.
+/// Keeps the first few, and states how many more exist.
 fn shortened(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
     let more = findings.len().saturating_sub(FINDINGS_MAX);
     if more > 0 {
@@ -451,7 +451,7 @@ fn shortened(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
     findings
 }
 
-/// A few names.
+/// Lists a few names.
 fn some(names: &[&str]) -> String {
     let mut text = names.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
     if names.len() > NAMES_MAX {
@@ -460,13 +460,13 @@ fn some(names: &[&str]) -> String {
     text
 }
 
-/// Fewer requests tell nothing of a share.
+/// Minimum requests for a meaningful share.
 const REQUESTS_MIN: u64 = 10;
-/// Applying the newest change takes milliseconds.
+/// The time after which a sidecar counts as out of sync; applying a change takes milliseconds.
 const BEHIND_SECONDS: f64 = 10.0;
-/// Findings of one kind that are told one by one.
+/// Maximum findings of one kind listed individually.
 const FINDINGS_MAX: usize = 5;
-/// Names in one finding.
+/// Maximum names in one finding.
 const NAMES_MAX: usize = 5;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! For tests: meshes read from YAML, a bookinfo-like one, and random changes.
+//! Test fixtures: meshes from YAML, a Bookinfo-like one, and random changes.
 
 use std::net::SocketAddr;
 
@@ -7,21 +7,21 @@ use leno_registry::read_str;
 
 use crate::mesh::{Listeners, Mesh};
 
-/// The objects of a YAML text, all of which must be good.
+/// Parses the objects of a YAML text, all of which must be valid.
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
     let (objects, rejected) = read_str("test.yaml", yaml);
     assert!(rejected.is_empty(), "{rejected:#?}");
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
-/// A mesh in which the sidecar of every workload is there.
+/// Returns a mesh with a connected sidecar for every workload.
 pub(crate) fn mesh(yaml: &str) -> Mesh {
     let mut mesh: Mesh = objects(yaml).into_iter().collect();
     attend(&mut mesh);
     mesh
 }
 
-/// Every sidecar is there: the one of the nth workload listens at 10.0.0.n.
+/// Connects every sidecar: the nth workload's listens at 10.0.0.n.
 pub(crate) fn attend(mesh: &mut Mesh) {
     let all: Vec<(WorkloadName, Listeners)> = mesh
         .workloads()
@@ -110,7 +110,7 @@ spec:
   - backendRefs: [{name: reviews-v1, port: 9080, weight: 90}, {name: reviews-v2, port: 9080, weight: 10}]
 "#;
 
-/// What makes [`BOOKINFO`] strict: productpage may read reviews v1, and nobody else anything.
+/// Additions that make [`BOOKINFO`] strict: only productpage may call anything, namely reviews v1.
 pub(crate) const STRICT: &str = r#"
 ---
 apiVersion: leno.dev/v1alpha1
@@ -135,7 +135,7 @@ spec:
   rules: [{kind: HTTPRouteGroup, name: reviews, matches: [read]}]
 "#;
 
-/// [`BOOKINFO`] with [`STRICT`] and more documents.
+/// Returns [`BOOKINFO`] with [`STRICT`] and more documents.
 pub(crate) fn strict(more: &str) -> String {
     format!("{BOOKINFO}{STRICT}{more}")
 }
@@ -161,10 +161,10 @@ impl Dice {
     }
 }
 
-/// Names in a small world, so that objects often refer to each other.
+/// A small set of names, so that objects often refer to each other.
 pub(crate) const LETTERS: &[&str] = &["a", "b", "c", "d"];
 
-/// What an `OutlierRemoval` of two services says.
+/// Returns an `OutlierRemoval` of two services.
 fn removal([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
     format!(
         "spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
@@ -172,7 +172,7 @@ fn removal([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
     )
 }
 
-/// What a `SermantRemoval` with a rule for one service says.
+/// Returns a `SermantRemoval` with a rule for one service.
 fn sermant(service: &str, stay: &str) -> String {
     format!(
         "spec: {{compat: sermant, config: '{{enableRemoval: true, \
@@ -180,7 +180,7 @@ fn sermant(service: &str, stay: &str) -> String {
     )
 }
 
-/// What a `TagRoute` of one service says.
+/// Returns a `TagRoute` of one service.
 fn tagged(service: &str, tier: &str, tag: &str) -> String {
     format!(
         "spec: {{service: {service}, otherwise: any, rules: [{{split: [{{tags: {{tier: {tier}}}}}]}}], \
@@ -188,7 +188,7 @@ fn tagged(service: &str, tier: &str, tag: &str) -> String {
     )
 }
 
-/// What a `TagRoute` of many services says, whose rule asks who calls.
+/// Returns a `TagRoute` of many services with a rule that matches the caller.
 fn called(scope: &str, tier: &str, app: &str) -> String {
     format!(
         "spec: {{scope: {scope}, otherwise: fail, rules: [{{from: {{tags: {{tier: {tier}}}}}, \
@@ -196,12 +196,12 @@ fn called(scope: &str, tier: &str, app: &str) -> String {
     )
 }
 
-/// What a `Lane` says.
+/// Returns a `Lane`.
 fn lane(service: &str, mark: &str) -> String {
     format!("spec: {{service: {service}, rules: [{{marks: [{{headers: {{x-lane: {mark}}}}}]}}]}}")
 }
 
-/// What a route to two backends says.
+/// Returns a route to two backends.
 fn led([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String {
     format!(
         "spec: {{parentRefs: [{{group: \"\", kind: Service, name: {parent}, port: {port}}}], \
@@ -209,12 +209,12 @@ fn led([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String 
     )
 }
 
-/// What a split of a service says.
+/// Returns a split of a service.
 fn split([root, backend]: [&str; 2], matches: &str) -> String {
     format!("spec: {{service: {root}, {matches}backends: [{{service: {backend}, weight: 1}}]}}")
 }
 
-/// The version that a kind of route is read in.
+/// Returns the API version of a kind of route.
 fn gateway_version(kind: &str) -> &'static str {
     match kind {
         "TCPRoute" => "gateway.networking.k8s.io/v1alpha2",
@@ -222,28 +222,28 @@ fn gateway_version(kind: &str) -> &'static str {
     }
 }
 
-/// What a service says that chooses by two labels.
+/// Returns a service that selects by two labels.
 fn chosen([app, tier]: [&str; 2], port: &str) -> String {
     format!(
         "spec: {{selector: {{app: {app}, tier: {tier}}}, ports: [{{port: 80, targetPort: {port}}}]}}"
     )
 }
 
-/// Two labels, as `metadata` has them after the name.
+/// Returns two labels, as they follow the name in `metadata`.
 fn labels(app: &str, tier: &str) -> String {
     format!(", labels: {{app: {app}, tier: {tier}}}")
 }
 
-/// Kinds of routes that have one form.
+/// Kinds of routes with the same form.
 const ROUTES: &[&str] = &["HTTPRoute", "HTTPRoute", "GRPCRoute", "TCPRoute"];
 /// The version of splits.
 const SMI_SPLIT: &str = "split.smi-spec.io/v1alpha4";
-/// Which requests a split may be for.
+/// Matches of a split.
 const MATCHES: &[&str] = &["", "matches: [{kind: HTTPRouteGroup, name: a}], "];
-/// What a `TagRoute` may be for beside one service.
+/// Scopes of a `TagRoute` other than one service.
 const SCOPES: &[&str] = &["mesh", "namespace"];
 
-/// What an `AccessPolicy` says.
+/// Returns an `AccessPolicy`.
 fn policed(account: &str, peer: &str) -> String {
     format!(
         "spec: {{serviceAccounts: [{account}], deny: [{{ports: [81]}}], \
@@ -251,7 +251,7 @@ fn policed(account: &str, peer: &str) -> String {
     )
 }
 
-/// What an `IngressBackend` says.
+/// Returns an `IngressBackend`.
 fn opened([service, source, group]: [&str; 3], port: &str) -> String {
     format!(
         "spec: {{backends: [{{name: {service}, port: {{number: {port}, protocol: http}}}}], \
@@ -261,7 +261,7 @@ fn opened([service, source, group]: [&str; 3], port: &str) -> String {
     )
 }
 
-/// What an `Egress` says.
+/// Returns an `Egress`.
 fn let_out(account: &str, group: &str, port: &str) -> String {
     format!(
         "spec: {{sources: [{{kind: ServiceAccount, name: {account}, namespace: bookinfo}}], \
@@ -270,7 +270,7 @@ fn let_out(account: &str, group: &str, port: &str) -> String {
     )
 }
 
-/// What a `Retry` says.
+/// Returns a `Retry`.
 fn again(account: &str, services: [&str; 2], attempts: &str) -> String {
     let [one, other] = services;
     let other = match one == other {
@@ -287,10 +287,10 @@ fn again(account: &str, services: [&str; 2], attempts: &str) -> String {
 /// The group of policies of OSM.
 const OSM: &str = "policy.openservicemesh.io/v1alpha1";
 
-/// What decides who may come in.
+/// Traffic modes.
 const MODES: &[&str] = &["strict", "permissive", "audit"];
 
-/// A random mesh, mostly strict: that is where one thing depends on many.
+/// Returns random mesh settings, mostly strict: the mode with the most dependencies.
 fn settings(dice: &mut Dice) -> String {
     format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
@@ -303,7 +303,7 @@ fn settings(dice: &mut Dice) -> String {
     )
 }
 
-/// A random change in that world.
+/// Returns a random change of that mesh.
 pub(crate) fn random_change(dice: &mut Dice) -> Change {
     let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
     let (port, other) = (dice.pick(&["80", "81"]), dice.pick(&["80", "81"]));

@@ -1,4 +1,4 @@
-//! What the kubelet and Prometheus are told over plain HTTP: alive, ready, and the metrics.
+//! Health checks and metrics over plain HTTP, for the kubelet and Prometheus.
 
 use std::borrow::Cow;
 use std::io;
@@ -20,7 +20,7 @@ use crate::control::Control;
 use crate::owner::Question;
 use crate::share::Share;
 
-/// A listener that anybody may ask: it is there before the control plane is, and says so. Dropping
+/// The health listener, open to any client: it exists before the control plane does, and reports that. Dropping
 /// it closes it at once.
 #[derive(Debug)]
 pub struct Health {
@@ -30,20 +30,20 @@ pub struct Health {
     tasks: JoinSet<()>,
 }
 
-/// How the control plane stands.
+/// The health of the control plane.
 #[derive(Debug, Clone)]
 enum Standing {
-    /// Not, for this reason.
+    /// Not ready, for this reason.
     Unready(Cow<'static, str>),
-    /// Up; metrics are asked for here.
+    /// Ready; metrics are queried through this channel.
     Ready(Questions),
 }
 
 impl Health {
-    /// Begins to answer at an address; with port 0 the kernel chooses.
+    /// Starts to serve at an address; with port 0 the kernel selects the port.
     ///
     /// # Errors
-    /// When the address is taken, or not ours.
+    /// If the address is in use or not local.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let listener = leno_listen::bind(address)?;
         let address = listener.local_addr()?;
@@ -57,23 +57,23 @@ impl Health {
         Ok(Self { address, standing, stop, tasks })
     }
 
-    /// Where it answers.
+    /// Returns the listen address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What the control plane waits for before it serves.
+    /// Sets the reason why the control plane is not ready yet.
     pub fn waiting(&self, reason: String) {
         self.standing.send_replace(Standing::Unready(reason.into()));
     }
 
-    /// The control plane has read its sources, and serves.
+    /// Marks the control plane as ready: it has read its sources, and serves.
     pub fn ready(&self, control: &Control) {
         self.standing.send_replace(Standing::Ready(control.questions()));
     }
 
-    /// The control plane is going: nobody new is to come to it.
+    /// Marks the control plane as shutting down, so that it gets no new clients.
     pub fn ending(&self) {
         self.standing.send_replace(Standing::Unready("the control plane is shutting down".into()));
     }
@@ -85,13 +85,13 @@ impl Health {
     }
 }
 
-/// What answers.
+/// The request handler.
 #[derive(Debug)]
 struct Desk {
     standing: watch::Receiver<Standing>,
-    /// Any client that the network lets in may scrape.
+    /// Any client with network access may scrape.
     share: Share,
-    /// Scrapes that wait for their turn: the kubelet needs a connection at the same time.
+    /// Limits scrapes in progress: the kubelet needs a connection at the same time.
     scrapes: ConcurrencyLimit,
 }
 
@@ -106,13 +106,13 @@ impl Answering for Desk {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
         }
-        // Prometheus may know the pod by the name of a Service.
+        // Prometheus may address the pod by a Service name.
         let named = (request.uri(), request.headers());
         if let Some(response) = foreign(named, OwnNames::Cluster, false) {
             match request.uri().path() {
                 _ if response.status() == StatusCode::BAD_REQUEST => return response,
                 "/metrics" => return response,
-                // A probe may name any host: it gets the status alone, without the reason (DNS rebinding).
+                // A probe may use any host name: it gets the status alone, without the reason (DNS rebinding).
                 "/readyz" => {
                     let status = match *self.standing.borrow() {
                         Standing::Ready(_) => StatusCode::OK,
@@ -140,7 +140,7 @@ impl Answering for Desk {
 }
 
 impl Desk {
-    /// The metrics; 503 while too many scrapes wait for their turn.
+    /// Returns the metrics; 503 while too many scrapes wait.
     async fn scrape(
         &self,
         questions: &Questions,
@@ -157,18 +157,17 @@ impl Desk {
 
 const INDEX: &str = "leno control: GET /livez /readyz /metrics\n";
 
-/// The pause after a page of metrics, in multiples of its duration: scrapes take a fifth of the owner's
-/// time at most.
+/// The pause after a scrape, in multiples of its duration: scrapes take at most a fifth of the owner's time.
 const METRICS_PAUSE: u32 = 4;
 
 const BUSY: &str = "too many scrapes are in progress: scrape less often\n";
 
-/// Connections at once; more wait.
+/// Maximum concurrent connections; more wait.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Scrapes in progress at once; more are rejected. Connections that wait for a request make room for others,
-/// but these do not, so they are few of the connections: a handful of collectors scrape a control plane.
+/// Maximum scrapes in progress; more are rejected. Connections without a request can be evicted, scrapes
+/// cannot, so they may use only a few of the connections: a handful of collectors scrape a control plane.
 const SCRAPES_MAX: usize = 8;
 
-/// The same of one source: no client keeps all others from scraping.
+/// The same per source, so that no client blocks all others.
 const SCRAPES_OF_SOURCE_MAX: usize = SCRAPES_MAX / 2;

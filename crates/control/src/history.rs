@@ -1,7 +1,7 @@
-//! History: what sidecars told of their traffic, for each service, route and edge, over the last hour.
+//! Traffic history of the last hour, as sidecars reported it, by service, route and edge.
 //!
-//! Everything here is bounded and forgets: a control plane that starts anew begins with nothing, and
-//! one of several knows only what its own sidecars tell. Time is an argument.
+//! All tables are bounded and expire. A restarted control plane begins with empty tables, and one of several
+//! knows only the reports of its own sidecars. Time is an argument.
 
 mod hits;
 mod rejections;
@@ -22,14 +22,14 @@ use self::track::{REACH, Track};
 use crate::mesh::{Attached, Mesh, Route};
 use crate::status::{EdgeStatus, HistoryStatus, NamedRateStatus, SidecarTraffic, TrafficStatus};
 
-/// What sidecars told of their traffic.
+/// Traffic reported by sidecars.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     services: RecentTable<ServiceName, Track, SERVICES_MAX>,
     routes: RecentTable<RouteName, Track, ROUTES_MAX>,
     edges: RecentTable<(Caller, ServiceName), Track, EDGES_MAX>,
     sidecars: BTreeMap<WorkloadName, Told>,
-    /// When requests of an account last arrived at a workload with a verified certificate.
+    /// The time of the last request of an account at a workload with a verified certificate.
     verified: BTreeMap<WorkloadName, Clients>,
     hits: Hits,
     rejections: Rejections,
@@ -39,35 +39,35 @@ pub(crate) struct History {
 /// The clients of one workload.
 type Clients = RecentTable<ServiceAccount, Duration, CLIENTS_MAX>;
 
-/// What was counted over all.
+/// Totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Messages of sidecars.
+    /// Reports received from sidecars.
     pub(crate) reports: u64,
-    /// Series that were not kept: the sidecar had no room, they are about nothing that is there, or this control
-    /// plane evicted them to make room for newer ones. Each once.
+    /// Series that were not kept: the sidecar had no room, they refer to missing objects, or this control plane
+    /// evicted them for newer ones. Each counts once.
     pub(crate) folded: u64,
 }
 
-/// What plots can be asked for of.
+/// The subject of a plot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Subject {
     Service(ServiceName),
     Route(RouteName),
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Caller {
-    /// A workload behind this service.
+    /// A workload of this service.
     Service(ServiceName),
-    /// A workload that is behind no service.
+    /// A workload that belongs to no service.
     Workload(WorkloadName),
-    /// Nobody: a route of this service led there.
+    /// A route of this service, which forwarded the requests.
     Route(ServiceName),
 }
 
-/// What one sidecar told last.
+/// The last report of one sidecar.
 #[derive(Debug)]
 struct Told {
     at: Duration,
@@ -79,7 +79,7 @@ struct Told {
 }
 
 impl History {
-    /// Takes in what the sidecar of a workload told.
+    /// Processes a report of a workload's sidecar.
     pub(crate) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, told: &Traffic, at: Duration) {
         if mesh.workload(name).is_none() {
             return;
@@ -101,7 +101,7 @@ impl History {
                     self.outbound(mesh, &caller, series, (since, at))
                 }
             };
-            // One without a service sums up those that the sidecar has counted as folded.
+            // A series without a service is the sidecar's overflow series, which `folded` already counts.
             let counted = series.service.is_none() && told.folded > 0;
             self.tally.folded += u64::from(!kept && !counted);
         }
@@ -118,7 +118,7 @@ impl History {
         self.sidecars.insert(name.clone(), told);
     }
 
-    /// Requests that arrived are proof that both ends were verified.
+    /// Received requests prove that both ends verified each other.
     fn verify(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) {
         let Some(client) = &series.peer else { return };
         let clients = self.verified.entry(server.clone()).or_default();
@@ -126,7 +126,8 @@ impl History {
         self.tally.folded += u64::from(evicted.is_some());
     }
 
-    /// Counts what clients saw: that includes what never arrived. False: it is about nothing that is there.
+    /// Counts requests as clients saw them, including those that did not arrive. Returns false if they refer to
+    /// missing objects.
     fn outbound(
         &mut self,
         mesh: &Mesh,
@@ -147,7 +148,7 @@ impl History {
         let mut asked = vec![service];
         let mut edges = Vec::new();
         match series.route.as_ref().and_then(|route| parent(mesh, route, service)) {
-            // The client asked for the parent, and the route led to the service.
+            // The client requested the parent, and the route forwarded to the service.
             Some(parent) => {
                 asked.push(parent);
                 edges.push((caller.clone(), parent.clone()));
@@ -165,7 +166,7 @@ impl History {
             add(track);
             evicted += u64::from(old.is_some());
         }
-        // A sidecar may say any name: only those of the mesh take room.
+        // A sidecar may report any name: only names of the mesh are stored.
         let route = series.route.as_ref().filter(|route| is_there(mesh, route));
         if let Some(route) = route {
             let (track, old) = self.routes.entry(route.clone(), new);
@@ -176,7 +177,7 @@ impl History {
         route.is_some() || series.route.is_none()
     }
 
-    /// Forgets what nobody told of for an hour, and what is not in the mesh any more.
+    /// Evicts entries without a report for an hour, and those of objects that left the mesh.
     pub(crate) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |service: &ServiceName| mesh.service(service).is_some();
         let fresh = |track: &Track| track.last + REACH > at;
@@ -198,7 +199,7 @@ impl History {
         });
     }
 
-    /// How everything is now.
+    /// Returns the current traffic status.
     pub(crate) fn status(
         &self,
         mesh: &Mesh,
@@ -231,7 +232,7 @@ impl History {
         }
     }
 
-    /// The plots of one service or route.
+    /// Returns the plots of one service or route.
     pub(crate) fn plots(&self, subject: &Subject, at: Duration) -> Option<HistoryStatus> {
         let track = match subject {
             Subject::Service(name) => self.services.get(name)?,
@@ -249,7 +250,7 @@ impl History {
 /// The accounts of some workloads.
 type Accounts<'a> = BTreeSet<&'a ServiceAccount>;
 
-/// The accounts behind services, and those that arrived there, each looked up once.
+/// The accounts of services, and the accounts that called them, each computed once.
 struct Behind<'a> {
     mesh: &'a Mesh,
     history: &'a History,
@@ -265,7 +266,7 @@ impl<'a> Behind<'a> {
         self.known.entry(service).or_insert_with(accounts)
     }
 
-    /// Whose requests arrived lately at the workloads behind a service, with a verified certificate.
+    /// Returns the accounts with recent requests at the workloads of a service, with a verified certificate.
     fn arrived(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
         let (mesh, history, at) = (self.mesh, self.history, self.at);
         let arrived = || {
@@ -278,7 +279,7 @@ impl<'a> Behind<'a> {
         self.arrived.entry(service).or_insert_with(arrived)
     }
 
-    /// Nobody for a step that a route makes: it is within the client's sidecar, and nothing travels.
+    /// Empty for a step of a route: it is within the client's sidecar, and no bytes travel.
     fn caller(&mut self, caller: &'a Caller) -> Accounts<'a> {
         match caller {
             Caller::Service(service) => self.service(service).clone(),
@@ -301,7 +302,7 @@ impl Caller {
 }
 
 impl Told {
-    /// A sidecar tells nothing while it does nothing: what is old says that it is idle.
+    /// Sidecars do not report while they are idle: an old report means an idle sidecar.
     fn status(&self, workload: &WorkloadName, at: Duration, fresh: Duration) -> SidecarTraffic {
         let seconds = self.span.as_secs_f64().max(1.0);
         let is_fresh = at.saturating_sub(self.at) <= fresh;
@@ -316,8 +317,8 @@ impl Told {
     }
 }
 
-/// Whom a workload's requests are counted for: of the services that it is behind the one with the
-/// fewest workloads, since that says most.
+/// Returns the source under which a workload's requests are counted: of its services, the most specific one,
+/// with the fewest workloads.
 fn caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
     let services = mesh.in_front_of(workload).map(|service| &service.name);
     match services.min_by_key(|service| mesh.behind(service).count()) {
@@ -326,7 +327,7 @@ fn caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
     }
 }
 
-/// Whether a route or split of the mesh has this name.
+/// True if a route or split of the mesh has this name.
 fn is_there(mesh: &Mesh, route: &RouteName) -> bool {
     let of_requests = [RouteKind::Http, RouteKind::Grpc];
     of_requests.into_iter().any(|kind| mesh.routes().has(&(kind, route.clone())))
@@ -335,8 +336,8 @@ fn is_there(mesh: &Mesh, route: &RouteName) -> bool {
         || mesh.gateway_tcp_routes().has(route)
 }
 
-/// The service that a client asked for when `route` led its request to another one. None when it may
-/// have been one of several: sidecars do not tell which.
+/// Returns the service that a client requested when `route` forwarded to another one. `None` if it may have
+/// been one of several: sidecars do not report which.
 fn parent<'a>(mesh: &'a Mesh, route: &RouteName, service: &ServiceName) -> Option<&'a ServiceName> {
     fn of<'a, K: Ord + Clone, R: Route>(
         routes: &'a Attached<K, R>,
@@ -354,17 +355,17 @@ fn parent<'a>(mesh: &'a Mesh, route: &RouteName, service: &ServiceName) -> Optio
     (first != service && asked.all(|other| other == first)).then_some(first)
 }
 
-/// Tracks of each kind; each takes about 2.6 KiB while it is busy. Evicted ones are counted as folded.
+/// Maximum tracks of each kind; each takes about 2.6 KiB while busy. Evicted ones count as overflow.
 const SERVICES_MAX: usize = 1024;
 const ROUTES_MAX: usize = 512;
 const EDGES_MAX: usize = 2048;
 
-/// Accounts of clients that are remembered of one workload.
+/// Maximum client accounts kept per workload.
 const CLIENTS_MAX: usize = 64;
-/// How long it is remembered that requests of a client arrived.
+/// The time for which a client's verified requests are remembered.
 const VERIFIED_REACH: Duration = Duration::from_secs(300);
 
-/// A sidecar that has not told anything for this many times the interval is idle.
+/// A sidecar is idle after this many report intervals without a report.
 const FRESH_REPORTS: u32 = 3;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Invitations: what a new proxy needs to find, verify and convince this control plane.
+//! Join bundles: addresses, roots and a token for a new proxy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,21 +11,21 @@ use tokio::sync::watch;
 
 use crate::authority::Current;
 
-/// Makes join bundles.
+/// Creates join bundles.
 #[derive(Debug)]
 pub(crate) struct Invitations {
     pub(crate) tokens: Arc<Tokens>,
     pub(crate) authority: Current,
     pub(crate) trust_domain: TrustDomain,
-    /// Where proxies find control planes, as far as that is known.
+    /// Known addresses of control planes for proxies.
     pub(crate) control: Vec<SocketAddr>,
-    /// How long a token can be used when nobody says.
+    /// The default lifetime of a token.
     pub(crate) lifetime: Duration,
     pub(crate) workloads: watch::Receiver<Arc<Vec<Workload>>>,
 }
 
 impl Invitations {
-    /// A bundle with a new one-time token, good for this workload only and for `lifetime`.
+    /// Creates a bundle with a new one-time token, valid for this workload only and for `lifetime`.
     pub(crate) fn invite(
         &self,
         workload: &WorkloadName,
@@ -45,13 +45,13 @@ impl Invitations {
     }
 }
 
-/// Why there is no join bundle.
+/// The reason why no join bundle is created.
 #[derive(Debug, thiserror::Error)]
 pub enum InviteError {
-    /// Nobody to join as.
+    /// The workload does not exist.
     #[error("there is no Workload {0}: create it first")]
     UnknownWorkload(WorkloadName),
-    /// The directory of tokens, or a lifetime that no token may have.
+    /// The directory of tokens cannot be used, or the lifetime is invalid.
     #[error("there is no join token: {0}")]
     Tokens(#[from] io::Error),
 }

@@ -1,6 +1,6 @@
-//! Keys of issuers that are elsewhere: read again and again, and told to the owner of the mesh.
+//! Periodic JWKS fetches, reported to the mesh owner.
 //!
-//! Sidecars get them with their plan, so that none of them has to reach an issuer.
+//! Sidecars receive the keys with their configuration, so that none of them needs access to an issuer.
 
 mod access;
 mod file;
@@ -24,30 +24,30 @@ pub use access::{KeyAccess, PermittedFiles, PermittedServers};
 use pace::Draw;
 pub(crate) use readings::KeyReadings;
 
-/// The places that somebody reads keys from.
+/// The JWKS endpoints in use.
 pub(crate) type Wanted = Arc<BTreeSet<KeySource>>;
 
-/// What became of a place.
+/// The result of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyNews {
     pub(crate) source: KeySource,
     pub(crate) reading: Reading,
 }
 
-/// What came of reading keys.
+/// The outcome of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// A set other than the one before.
+    /// A changed key set.
     Changed(Arc<str>),
-    /// The same set as before.
+    /// The same key set as before.
     Same,
-    /// None, and why; the one before stays.
+    /// The fetch failed for this reason; the previous set stays.
     Failed(String),
-    /// Nobody wants it any more.
+    /// The endpoint is no longer in use.
     Dropped,
 }
 
-/// The places that a policy reads keys from, with the numbers of their issuers.
+/// Returns a policy's JWKS endpoints, with the indices of their issuers.
 pub(crate) fn sources(policy: &ServicePolicy) -> impl Iterator<Item = (usize, &KeySource)> {
     let rule = match policy.rule.guard() {
         Some(Guard::Tokens(rule)) => Some(rule),
@@ -57,7 +57,7 @@ pub(crate) fn sources(policy: &ServicePolicy) -> impl Iterator<Item = (usize, &K
     issuers.filter_map(|(index, issuer)| Some((index, issuer.keys.source()?)))
 }
 
-/// The places that these facts read keys from.
+/// Returns the JWKS endpoints of an update.
 pub(crate) fn wanted_by(update: &Update) -> BTreeSet<KeySource> {
     let policies = update.changes.iter().filter_map(|change| match change {
         Change::Upsert(Object::ServicePolicy(policy)) => Some(policy),
@@ -66,36 +66,36 @@ pub(crate) fn wanted_by(update: &Update) -> BTreeSet<KeySource> {
     policies.flat_map(sources).map(|(_, source)| source.clone()).collect()
 }
 
-/// Reads keys wherever somebody wants them from.
+/// Fetches the key sets in use.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    /// Who vouches for servers: a file of PEM, or the system's roots.
+    /// CA certificates (PEM) for JWKS servers; the system's roots if absent.
     roots: Option<PathBuf>,
-    /// The places that are permitted.
+    /// The permitted endpoints.
     access: Arc<KeyAccess>,
     known: BTreeMap<KeySource, Known>,
     under_way: JoinSet<(KeySource, Result<Answer, String>)>,
     draw: Draw,
 }
 
-/// What is known of a place.
+/// The state of an endpoint.
 #[derive(Debug, Default)]
 struct Known {
     set: Option<Arc<str>>,
-    /// By which its server knows the version that we have.
+    /// The ETag of the current set.
     tag: Option<String>,
-    /// How often in a row it could not be read.
+    /// Consecutive failures.
     failures: u32,
-    /// When to read it next; at the moment it is being read when absent.
+    /// The time of the next fetch; absent while one is in progress.
     due: Option<Instant>,
-    /// Ends the reading that was begun last.
+    /// Aborts the fetch that began last.
     reading: Option<AbortHandle>,
-    /// Held while its file is read: no thread can be ended, and one that hangs is not to be joined by
-    /// more.
+    /// Held while its file is read: threads cannot be aborted, so further reads must not pile up behind one
+    /// that hangs.
     turn: Arc<Mutex<()>>,
 }
 
-/// What of an answer cannot be used.
+/// The reason why a response cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error(transparent)]
@@ -104,7 +104,7 @@ enum Unusable {
     Unchanged,
 }
 
-/// A place's answer.
+/// The response of an endpoint.
 #[derive(Debug)]
 enum Answer {
     Set { text: String, tag: Option<String>, max_age: Option<Duration> },
@@ -112,14 +112,14 @@ enum Answer {
 }
 
 impl Keeper {
-    /// Nothing is read yet; `seed` is for chance.
+    /// Creates a keeper without key sets; `seed` is for the random jitter.
     pub(crate) fn new(roots: Option<PathBuf>, access: KeyAccess, seed: u64) -> Self {
         let (draw, access) = (Draw::new(seed), Arc::new(access));
         Self { roots, access, known: BTreeMap::new(), under_way: JoinSet::new(), draw }
     }
 
-    /// Reads each of these places once, for a bounded time: whoever is told of a rule at the start is
-    /// mostly told its keys too.
+    /// Fetches each of these endpoints once, for a bounded time, so that sidecars mostly receive a rule
+    /// together with its keys at the start.
     pub(crate) async fn read_first(&mut self, wanted: &BTreeSet<KeySource>) -> Vec<KeyNews> {
         let until = Instant::now() + FIRST_WAIT;
         let mut news = Vec::new();
@@ -129,14 +129,14 @@ impl Keeper {
             self.begin_due(now, |known| known.failures == 0 && known.set.is_none());
             match timeout_at(until, self.under_way.join_next()).await {
                 Ok(Some(Ok(read))) => news.extend(self.take(read, Instant::now())),
-                // One that panicked told nothing.
+                // A panicked fetch has no result.
                 Ok(Some(Err(_))) => {}
                 Ok(None) | Err(_) => return news,
             }
         }
     }
 
-    /// Reads what is wanted, and tells, until nobody listens.
+    /// Fetches the endpoints in use and reports the results, until the receiver is dropped.
     pub(crate) async fn keep(
         mut self,
         mut wanted: watch::Receiver<Wanted>,
@@ -154,7 +154,7 @@ impl Keeper {
             let next = self.next_due(now);
             let read = tokio::select! {
                 changed = wanted.changed() => if changed.is_err() { return } else { None },
-                // One that was ended, or panicked, told nothing.
+                // An aborted or panicked fetch has no result.
                 Some(read) = self.under_way.join_next() => {
                     read.ok().and_then(|read| self.take(read, Instant::now()))
                 }
@@ -168,13 +168,13 @@ impl Keeper {
         }
     }
 
-    /// Takes over what is wanted now, and says what is not any more.
+    /// Replaces the set of endpoints in use, and returns those that are no longer in use.
     fn want(&mut self, wanted: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyNews> {
         let gone = self.known.keys().filter(|source| !wanted.contains(*source));
         let gone: Vec<KeySource> = gone.cloned().collect();
         for source in &gone {
             let known = self.known.remove(source);
-            // Nobody is to wait for its place among those under way.
+            // An aborted fetch must not occupy a slot.
             if let Some(reading) = known.and_then(|known| known.reading) {
                 reading.abort();
             }
@@ -186,8 +186,8 @@ impl Keeper {
         gone.into_iter().map(|source| KeyNews { source, reading: Reading::Dropped }).collect()
     }
 
-    /// Begins to read what is due, some at a time: first what has been due the longest, so that those
-    /// that do not answer keep nobody from being asked.
+    /// Starts pending fetches, within the concurrency limit: the longest overdue first, so that unresponsive
+    /// endpoints do not starve others.
     fn begin_due(&mut self, now: Instant, which: impl Fn(&Known) -> bool) {
         let is_due = |known: &Known| known.due.is_some_and(|due| due <= now) && which(known);
         let mut due: Vec<_> = self.known.iter_mut().filter(|(_, known)| is_due(known)).collect();
@@ -214,14 +214,14 @@ impl Keeper {
     fn next_due(&self, now: Instant) -> Instant {
         let due = self.known.values().filter_map(|known| known.due);
         let next = due.min().unwrap_or(now + IDLE);
-        // What is due and has not begun waits for one that is under way.
+        // At the limit, pending fetches wait for one in progress.
         match self.under_way.len() >= UNDER_WAY_MAX {
             true => now + IDLE,
             false => next,
         }
     }
 
-    /// What a reading means; nothing where nobody wants it any more.
+    /// Processes the result of a fetch; no report if the endpoint is no longer in use.
     fn take(
         &mut self,
         (source, read): (KeySource, Result<Answer, String>),
@@ -250,7 +250,7 @@ impl Keeper {
 }
 
 impl Known {
-    /// Takes in an answer: the set, if it is another one.
+    /// Processes a response; returns the set if it changed.
     fn take(&mut self, answer: Answer) -> Result<(Option<Arc<str>>, Option<Duration>), Unusable> {
         let (text, tag, max_age) = match answer {
             Answer::Unchanged { .. } if self.set.is_none() => {
@@ -260,7 +260,7 @@ impl Known {
             Answer::Unchanged { max_age } => return Ok((None, max_age)),
             Answer::Set { text, tag, max_age } => (text, tag, max_age),
         };
-        // What cannot be used is asked for again, whatever its version.
+        // An unusable set is fetched again, regardless of its ETag.
         let public = JwtKeys::public_part(&text).inspect_err(|_| self.tag = None)?;
         self.tag = tag;
         if self.set.as_deref() == Some(&*public) {
@@ -272,16 +272,15 @@ impl Known {
     }
 }
 
-/// The longest that one place is read.
+/// The timeout of a fetch.
 const ASK_WAIT: Duration = Duration::from_secs(10);
-/// How long a start waits for the first sets: an issuer that is slow, but answers, is not to have its
-/// tokens refused meanwhile.
+/// The timeout of the first fetches at start: tokens of a slow issuer must not be rejected meanwhile.
 const FIRST_WAIT: Duration = ASK_WAIT;
-/// Questions at a time.
+/// Maximum fetches in progress.
 const UNDER_WAY_MAX: usize = 8;
-/// How often files are looked at, as those of the authority are.
+/// The interval of file checks, as for the authority's files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long nothing is due where nothing is wanted.
+/// The wait while no fetch is pending.
 const IDLE: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]

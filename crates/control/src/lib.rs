@@ -1,9 +1,9 @@
-//! Facts in, per-proxy snapshots out.
+//! Leno's control plane: compiles per-proxy snapshots from registry updates.
 //!
-//! The road of a change: `watch` (registries into one queue) → `owner` (one task has everything)
-//! → `mesh` (the joined picture; says who is touched) → `publish` (who must hear, and when) →
-//! `compile` (pure) → a proxy's stream in `server`. Beside it `certify` signs, `presence` knows
-//! which sidecars are there, and `admin` answers operators. [`Control::start`] assembles.
+//! The path of a change: `watch` (registries into one queue) → `owner` (the one task with all state) → `mesh`
+//! (the joined objects; returns the affected parts) → `publish` (which proxies must be updated, and when) →
+//! `compile` (pure) → a proxy's stream in `server`. Alongside, `certify` signs, `presence` tracks connected
+//! sidecars, and `admin` serves operators. [`Control::start`] assembles the parts.
 
 pub mod admin;
 mod admin_address;

@@ -1,4 +1,4 @@
-//! The one joined picture of all facts: owned by one task, changed synchronously, no lock.
+//! The mesh: all objects joined and indexed. Owned by one task, changed synchronously, without locks.
 
 mod access;
 mod addresses;
@@ -33,19 +33,19 @@ pub(crate) use index::Index;
 pub(crate) use tags::{Affected, Scope, Tags};
 pub(crate) use touched::Touched;
 
-/// Where the sidecar of a workload accepts mutual TLS, by port of its application.
+/// The mTLS listen addresses of a workload's sidecar, by application port.
 pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
 
-/// All facts and how they belong together. The indexes follow from the facts: a mesh that was
-/// changed step by step equals one that was built at once.
+/// All objects and their relations. The indexes are derived: a mesh changed step by step equals one built at
+/// once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Mesh {
     config: MeshConfig,
-    /// The revocations of the config and of `leno revoke`.
+    /// The revocations of the `MeshConfig` and of `leno revoke`.
     revocations: Revocations,
     /// The revocations of `leno revoke`.
     recorded: BTreeSet<RevokedWorkload>,
-    /// The edition of the authority.
+    /// The generation of the authority.
     edition: u64,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
@@ -60,15 +60,15 @@ pub(crate) struct Mesh {
     grants: BTreeMap<GrantName, ReferenceGrant>,
     gateways: BTreeMap<GatewayName, Arc<Gateway>>,
     bystanders: gateways::Bystanders,
-    /// The sidecars that are there. Only of workloads that exist.
+    /// Connected sidecars, only of existing workloads.
     listening: BTreeMap<WorkloadName, Listeners>,
-    /// Workloads with a sidecar of which the port or account changed a moment ago.
+    /// Workloads with a sidecar and a recently changed port or account.
     changed: sidecars::Changed,
-    /// Which workloads a service's selector chooses, and the other way round.
+    /// The workloads that each service selects, and the reverse.
     selected: Index<ServiceName, WorkloadName>,
     selecting: Index<WorkloadName, ServiceName>,
     by_account: Index<ServiceAccount, WorkloadName>,
-    /// The modes that workloads have of their own, and how many have them.
+    /// The modes set on individual workloads, with the number of workloads.
     own_modes: BTreeMap<TrafficMode, usize>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
@@ -79,7 +79,7 @@ pub(crate) struct Mesh {
     retries: retries::Retries,
 }
 
-/// Questions.
+/// Queries.
 impl Mesh {
     pub(crate) fn config(&self) -> &MeshConfig {
         &self.config
@@ -89,22 +89,22 @@ impl Mesh {
         self.edition
     }
 
-    /// Whether a policy can keep a client from a service that it would see otherwise.
+    /// True if a policy can keep a client from a service that it would see otherwise.
     pub(crate) fn has_strict(&self) -> bool {
         self.has_mode(|mode| mode == TrafficMode::Strict)
     }
 
-    /// Whether policies decide anything anywhere.
+    /// True if policies apply to any workload.
     pub(crate) fn has_policed(&self) -> bool {
         self.has_mode(|mode| mode != TrafficMode::Permissive)
     }
 
-    /// Whether policies decide at a workload.
+    /// Returns the mode of a workload, which determines if policies apply.
     pub(crate) fn mode_of(&self, workload: &Workload) -> TrafficMode {
         self.config.mode_of(workload)
     }
 
-    /// Whether a policy decides at some workload of its destination.
+    /// True if a policy applies to some workload of its destination.
     pub(crate) fn is_in_force(&self, target: &TrafficTarget) -> bool {
         let workloads = self.under(&target.destination).filter_map(|name| self.workload(name));
         let mut modes = workloads.map(|workload| self.mode_of(workload)).peekable();
@@ -162,39 +162,39 @@ impl Mesh {
         self.tcp_routes.get(name)
     }
 
-    /// The workloads behind a service, by name.
+    /// Returns the workloads of a service, by name.
     pub(crate) fn behind(&self, service: &ServiceName) -> impl Iterator<Item = &Workload> {
         let names = self.selected.of(service);
         names.filter_map(|name| self.workloads.get(name))
     }
 
-    /// The services that a workload is behind, by name.
+    /// Returns the services that select a workload, by name.
     pub(crate) fn in_front_of(&self, workload: &WorkloadName) -> impl Iterator<Item = &Service> {
         let names = self.selecting.of(workload);
         names.filter_map(|name| self.services.get(name))
     }
 
-    /// The workloads that run under an account, by name.
+    /// Returns the workloads that run under an account, by name.
     pub(crate) fn under(&self, account: &ServiceAccount) -> impl Iterator<Item = &WorkloadName> {
         self.by_account.of(account)
     }
 
-    /// Whether clients of a namespace have routes of their own for a service of another.
+    /// True if a namespace has consumer routes for a service of another namespace.
     pub(crate) fn has_consumers(&self, service: &ServiceName, namespace: &Name) -> bool {
         self.routes.has_consumers(service, namespace)
             || self.tls_routes.has_consumers(service, namespace)
             || self.gateway_tcp_routes.has_consumers(service, namespace)
     }
 
-    /// Whether a route may lead to a service: one of its own namespace, or of one that grants it. To
-    /// the service whose requests they are it may lead back in any case.
+    /// True if a route may refer to a service: one of its own namespace, or of a namespace with a grant. A
+    /// route may always refer to its parent service.
     pub(crate) fn may_lead(&self, route: (RouteKind, &RouteName), service: &ServiceName) -> bool {
         let (kind, RouteName { namespace, .. }) = route;
         let permits = |grant: &ReferenceGrant| grant.permits(kind, namespace, service);
         *namespace == service.namespace || self.grants.values().any(permits)
     }
 
-    /// The policies that say who may call an account, by name.
+    /// Returns the policies that determine the callers of an account, by name.
     pub(crate) fn targets_of(
         &self,
         destination: &ServiceAccount,
@@ -203,14 +203,14 @@ impl Mesh {
         names.filter_map(|name| self.targets.get(name))
     }
 
-    /// The accounts that some policy lets `source` call.
+    /// Returns the accounts that some policy lets `source` call.
     pub(crate) fn destinations(&self, source: &ServiceAccount) -> BTreeSet<&ServiceAccount> {
         let names = self.by_source.of(source);
         let targets = names.filter_map(|name| self.targets.get(name));
         targets.map(|target| &target.destination).collect()
     }
 
-    /// Tag rules and lanes.
+    /// Returns tag rules and lanes.
     pub(crate) fn tags(&self) -> &Tags {
         &self.tags
     }
@@ -218,7 +218,7 @@ impl Mesh {
 
 /// Changes.
 impl Mesh {
-    /// Takes in a fact from a registry.
+    /// Applies a change from a registry.
     pub(crate) fn apply(&mut self, change: Change) -> Touched {
         let mut touched = Touched::default();
         match change {
@@ -230,7 +230,7 @@ impl Mesh {
         touched
     }
 
-    /// Certificates are issued in this edition from now on.
+    /// Sets the generation in which certificates are issued from now on.
     pub(crate) fn issue_in(&mut self, edition: u64) -> Touched {
         let everybody = self.edition != edition;
         self.edition = edition;
@@ -304,7 +304,7 @@ impl Mesh {
         }
     }
 
-    /// One that has no sidecar is beside the mesh.
+    /// A workload without a sidecar is unmeshed.
     fn set_instance(&mut self, workload: Workload, touched: &mut Touched) {
         let name = workload.name.clone();
         let (member, bystander) = match workload.sidecar {
@@ -396,7 +396,7 @@ impl Mesh {
             self.by_account.insert(&new.account, name);
             self.workloads.insert(name.clone(), new);
         }
-        // Clients see services through the same eyes, or each through its own.
+        // Strict mode switches between shared views and views per account.
         touched.everybody |= had_strict != self.has_strict();
         if !same {
             for service in services {
@@ -435,7 +435,7 @@ impl Mesh {
         if differs {
             self.addresses.move_service(old.as_ref(), self.services.get(name), touched);
             workloads.iter().for_each(|workload| self.touch_address_of(workload, touched));
-            // Their plans say under which service each port is counted.
+            // Their configurations contain the service under which each port is counted.
             touched.workloads.extend(workloads);
             self.touch_service(name, touched);
         }
@@ -486,8 +486,8 @@ impl Mesh {
         }
     }
 
-    /// A service looks different. Where there is strict mode a client may reach a service through a backend
-    /// of its routes, so that whoever routes to it may look different too.
+    /// Marks a service as changed. In strict mode a client may reach a service through a backend of its routes,
+    /// so services that route to it may change too.
     fn touch_service(&self, name: &ServiceName, touched: &mut Touched) {
         touched.services.insert(name.clone());
         if self.has_strict() {
@@ -497,7 +497,7 @@ impl Mesh {
         }
     }
 
-    /// Tag rules or lanes changed.
+    /// Marks the services and workloads affected by changed tag rules or lanes.
     fn touch_tags(&self, affected: Affected, touched: &mut Touched) {
         touched.everybody |= affected.callers;
         for scope in affected.scopes {
@@ -549,8 +549,7 @@ impl Mesh {
     }
 }
 
-/// Whether a service chooses a workload: same namespace, and all labels of a selector that has
-/// some.
+/// True if a service selects a workload: same namespace, and all labels of a non-empty selector.
 fn selects(service: &Service, workload: &Workload) -> bool {
     let has = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
     service.name.namespace == workload.name.namespace

@@ -1,4 +1,4 @@
-//! What the control plane counts: told to whoever writes it down, as a page or for collectors.
+//! The control plane's own metrics, for exposition and for export.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use leno_telemetry::{Durations, Form, Names, Number, Page, Reader, lines_dropped
 use crate::report::Report;
 use crate::server::Gauges;
 
-/// Writes all metrics of the control plane, and what dashboards of another product ask for.
+/// Writes all metrics of the control plane, and aliases for dashboards of another product.
 pub(crate) fn expose(
     report: &Report<'_>,
     gauges: &Gauges,
@@ -30,7 +30,7 @@ pub(crate) fn expose(
     out
 }
 
-/// Tells all metrics of the control plane.
+/// Passes all metrics of the control plane to `reader`.
 pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reader) {
     let status = report.status();
     let tally = report.audience.tally;
@@ -70,7 +70,7 @@ fn one(reader: &mut impl Reader, metric: &'static Metric, number: u64) {
     reader.number(&[], Number::Whole(number));
 }
 
-/// A metric with one label, and a number for each of its values.
+/// Reads a metric with one label, with a number for each label value.
 fn each(
     reader: &mut impl Reader,
     metric: &'static Metric,
@@ -87,7 +87,7 @@ fn convergence<'a>(report: &Report<'a>) -> Durations<'a> {
     Durations::new(report.audience.rounds.convergence(), &LIMITS)
 }
 
-/// What is the same there and here, by its name there.
+/// Writes the metrics with an equivalent in the other product, by its name there.
 fn aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
     let tally = report.audience.tally;
     for alias in ALIASES {
@@ -146,7 +146,7 @@ fn queues(reader: &mut impl Reader, report: &Report<'_>) {
     each(reader, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }
 
-/// Where convergence is cut into buckets: a quiet time is 20 ms, and half a minute ends a stream.
+/// Bucket bounds of convergence times: the debounce time is 20 ms, and a stream is ended after half a minute.
 const LIMITS: [Duration; 12] = [
     Duration::from_millis(5),
     Duration::from_millis(10),

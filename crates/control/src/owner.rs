@@ -1,4 +1,4 @@
-//! The one task that owns the mesh: `next` waits, `apply` decides.
+//! The one task that owns the mesh: `next` waits, `apply` handles.
 
 mod answers;
 mod applicants;
@@ -41,7 +41,7 @@ use crate::watch::Remarks;
 pub(crate) use answers::{Answer, Question, SidecarPlace};
 pub(crate) use applicants::Applicant;
 
-/// The owner of the mesh and of everything that only it may touch.
+/// The owner of the mesh and of all state that belongs to this task.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) times: Times,
@@ -51,7 +51,7 @@ pub(crate) struct Owner {
     pub(crate) presence: Presence,
     pub(crate) start: Start,
     pub(crate) certifier: Certifier,
-    /// Those who wait for their workload to be known.
+    /// Joins that wait for their workload to become known.
     pub(crate) applicants: Vec<Applicant>,
     pub(crate) remarks: Remarks,
     pub(crate) keys: KeyReadings,
@@ -62,29 +62,29 @@ pub(crate) struct Owner {
     pub(crate) swept: Instant,
     pub(crate) queues: Queues,
     pub(crate) history: History,
-    /// How often sidecars tell of their traffic.
+    /// The interval of sidecars' traffic reports.
     pub(crate) report_every: Option<Duration>,
-    /// When time begins, for what is remembered of traffic.
+    /// The time zero of the traffic history.
     pub(crate) began: Instant,
-    /// Proxies with an answer that is compiled in slices, each with its turn.
+    /// Proxies with a response that is compiled in slices, each with its turn.
     pub(crate) unfinished: VecDeque<(ConnectionId, Turn)>,
-    /// The log lines that each proxy may cause, by its verified identity.
+    /// Log limits, by verified identity.
     pub(crate) logs: LogLimits<String>,
-    /// Where the page is.
+    /// The URL of the page.
     pub(crate) page: Option<String>,
-    /// What to open there for live requests.
+    /// The URL of live requests on the page.
     pub(crate) live: Option<String>,
-    /// The applications that a supervisor on this machine runs.
+    /// Applications run by this machine's supervisor.
     pub(crate) applications: Applications,
-    /// Sidecars that another one replaced.
+    /// Replaced sidecars.
     pub(crate) replaced: Replaced,
-    /// A supervisor in this process runs the sidecar of each workload.
+    /// True if a supervisor in this process runs the sidecar of each workload.
     pub(crate) supervised: bool,
-    /// It runs in Kubernetes.
+    /// True in Kubernetes.
     pub(crate) kubernetes: bool,
 }
 
-/// What waits for the owner, as of its last look.
+/// Lengths of the owner's queues, as of its last check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Queues {
     pub(crate) updates: usize,
@@ -92,7 +92,7 @@ pub(crate) struct Queues {
     pub(crate) questions: usize,
 }
 
-/// Where the owner reads from; every queue is bounded.
+/// The owner's input queues; all are bounded.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub(crate) updates: mpsc::Receiver<Update>,
@@ -101,63 +101,63 @@ pub(crate) struct Inbox {
     pub(crate) authority: Current,
     pub(crate) revoked: watch::Receiver<Revoked>,
     pub(crate) keys: mpsc::Receiver<KeyNews>,
-    /// What is asked when all is over, unless nobody wants to know.
+    /// The last query, after shutdown, for the final metrics export.
     pub(crate) last: oneshot::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// What everybody may watch.
+/// Values that other tasks watch.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) workloads: watch::Sender<Arc<Vec<Workload>>>,
     pub(crate) registered: watch::Sender<Arc<BTreeSet<WorkloadName>>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
-    /// Where keys of issuers are to be read.
+    /// The JWKS endpoints in use.
     pub(crate) keys: watch::Sender<Wanted>,
-    /// Where metrics are to be pushed.
+    /// The destination of metrics exports.
     pub(crate) metrics: watch::Sender<Option<Box<MetricsPush>>>,
-    /// Facts about sidecars for the cluster; up to date while one listens.
+    /// Facts about sidecars for the cluster; updated while there is a receiver.
     pub(crate) sidecar_facts: watch::Sender<Arc<SidecarFacts>>,
-    /// Who is connected here, for other control planes; up to date while one listens.
+    /// Sidecars connected here, for other control planes; updated while there is a receiver.
     pub(crate) here: watch::Sender<Arc<Registered>>,
-    /// When the next telling is due: after many events at once there is one.
+    /// The time of the next report to watchers: one report covers many events.
     pub(crate) due: Option<Instant>,
-    /// The next one is not due before this: reports take a share of the owner's time, however often
-    /// something happens.
+    /// The earliest time of the next report: reports take a limited share of the owner's time, however frequent
+    /// events are.
     pub(crate) not_before: Option<Instant>,
 }
 
-/// Something that happened.
+/// An event for the owner.
 enum Input {
     Update(Update),
     Event(Queued),
-    /// The next slice of an answer.
+    /// The next slice of a response.
     Slice,
     Question(Question, oneshot::Sender<Answer>),
     Certifier(Done),
-    /// Certificates are issued in this edition from now on.
+    /// The generation in which certificates are issued from now on.
     Edition(u64),
-    /// These workloads are revoked from now on, and no others by `leno revoke`.
+    /// The complete set of workloads revoked by `leno revoke`.
     Revoked(Revoked),
     Keys(KeyNews),
     Clock,
     Stop,
 }
 
-/// When it happened.
+/// The time of an event.
 #[derive(Clone, Copy)]
 struct Now {
     clock: Instant,
     wall: SystemTime,
 }
 
-/// The state of an event: handled, or its proxy is answered in slices.
+/// The state of an event: handled, or its proxy's response is compiled in slices.
 enum Answered {
     AtOnce,
     InSlices(ConnectionId),
 }
 
-/// Whether the owner goes on.
+/// Continue or stop.
 #[derive(PartialEq, Eq)]
 enum Verdict {
     GoOn,
@@ -170,7 +170,7 @@ impl Now {
     }
 }
 
-/// Owns the mesh until told to stop; then says goodbye to every proxy.
+/// Owns the mesh until shutdown; then ends the streams of all proxies.
 pub(crate) async fn own(mut owner: Owner, mut inbox: Inbox) {
     loop {
         let input = owner.next(&mut inbox).await;
@@ -178,14 +178,14 @@ pub(crate) async fn own(mut owner: Owner, mut inbox: Inbox) {
             break;
         }
     }
-    // Whoever may want to know is told to stop as well, and asks or goes at once.
+    // The metrics export gets the same stop signal, and either queries or ends at once.
     if let Ok((question, answer)) = inbox.last.await {
         drop(answer.send(owner.answer(question, Now::read())));
     }
 }
 
 impl Owner {
-    /// With the first facts, before anybody watches or connects.
+    /// Applies the first facts, before watchers and proxies connect.
     pub(crate) fn with(
         mut self,
         (first, keys): (Update, Vec<KeyNews>),
@@ -245,7 +245,7 @@ impl Owner {
     }
 
     fn apply(&mut self, input: Input, now: Now) -> Verdict {
-        // What traffic there is changes nothing that is told; nor do readings that bring no keys.
+        // Traffic reports do not change the watched values; nor do fetches without new keys.
         let is_quiet = match &input {
             Input::Clock | Input::Slice | Input::Question(..) => true,
             Input::Event(Queued {
@@ -272,7 +272,7 @@ impl Owner {
                 }
             }
             Input::Question(question, answer) => {
-                // Whoever asked may have gone, before or meanwhile.
+                // The client may have disconnected, before or meanwhile.
                 if !answer.is_closed() {
                     drop(answer.send(self.answer(question, now)));
                 }
@@ -313,7 +313,7 @@ impl Owner {
         self.told.due.get_or_insert(due);
     }
 
-    /// What is due now, whatever happened.
+    /// Handles everything that is due now, independent of the event.
     fn pass(&mut self, now: Now) {
         for workload in self.presence.take_lost(now.clock) {
             tracing::info!(%workload, "its sidecar did not come back: its endpoints are withdrawn");
@@ -399,7 +399,7 @@ impl Owner {
             self.check_claim(name, now);
         }
         for name in workloads {
-            // Another control plane may have read the files before us.
+            // Another control plane may have read the files first.
             if self.audience.of_workload(&name).is_none() {
                 self.adopt(&name, now);
             }
@@ -438,7 +438,7 @@ impl Owner {
             }
             Event::Join(joining) => self.join(joining, now),
             Event::Left { connection } => self.left(connection, now),
-            // Telling follows whatever happened.
+            // The report follows every event.
             Event::PeerArrived => {}
             Event::Elsewhere { connection, here, gone } => {
                 self.elsewhere(connection, here, &gone, now);
@@ -463,7 +463,7 @@ impl Owner {
         }
     }
 
-    /// Ends streams whose certificate has expired, or whose task is gone.
+    /// Ends streams with an expired certificate or an ended task.
     fn sweep(&mut self, now: Now) {
         self.history.sweep(&self.mesh, now.clock.duration_since(self.began));
         let expired = |contact: &Contact| contact.expires <= now.wall;
@@ -496,21 +496,21 @@ fn in_order(listeners: &[InboundListener]) -> Listeners {
     pairs.collect()
 }
 
-/// How often streams are checked that should have ended by themselves.
+/// The interval of checks for streams that should have ended by themselves.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
-/// The time after a change of a workload's port or account in which requests wait for its sidecar: the old sidecar drains, the
-/// application ends, and the new sidecar starts.
+/// The time after a change of a workload's port or account in which requests wait for its sidecar: the old
+/// sidecar drains, the application ends, and the new sidecar starts.
 const CHANGED_MAX: Duration = Duration::from_secs(30);
 
-/// How long tellings are put off, so that a storm of events is told of once.
+/// The delay of reports to watchers, so that a burst of events causes one report.
 const TELL_AFTER: Duration = Duration::from_millis(10);
 
-/// The pause after a report to all watchers, in multiples of its duration: reports take less than a
-/// tenth of the time.
+/// The pause after a report to all watchers, in multiples of its duration: reports take less than a tenth of
+/// the time.
 const TELL_PAUSE: u32 = 10;
 
-/// The cost of any event to a connection's budget, without the work that is counted.
+/// The base cost of an event in a connection's budget, without the counted work.
 const EVENT_UNITS: u64 = 32;
 
 const EXPIRED: &str = "the certificate of this proxy has expired: renew it";

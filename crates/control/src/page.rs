@@ -1,9 +1,9 @@
-//! The page for browsers: files that are part of the program, and the answers of the admin socket.
+//! The browser page: embedded files, and the JSON of the admin socket.
 //!
-//! It only reads. On loopback whoever is on this machine may look; anywhere else, and at live requests
-//! everywhere, only who has the token. A page of another site can neither read it (no CORS), frame it nor reach it by a name of
-//! its own: what is asked for by a name is refused, since only an address cannot be rebound. Nor does it have the page
-//! do any work: requests of other origins are rejected.
+//! It is read-only. On loopback every local user may open it; elsewhere, and for live requests everywhere, the
+//! token is required. A page of another site cannot read it (no CORS), frame it, or reach it by its own host
+//! name: requests by name are rejected, since only an IP address is safe from DNS rebinding. Requests of other
+//! origins are rejected before they cause any work.
 
 mod findings;
 
@@ -38,21 +38,20 @@ use crate::share::Share;
 use crate::tap::Lines;
 use crate::writable::DataDirectory;
 
-/// Where the page is and who may see it.
+/// The page's listener and its tokens.
 #[derive(Debug)]
 pub(crate) struct Page {
     listener: TcpListener,
     address: SocketAddr,
-    /// What has to be shown; nothing on loopback.
+    /// The required token; `None` on loopback.
     token: Option<String>,
-    /// What has to be shown for live requests, on loopback too: not every user of the machine may
-    /// see them.
+    /// The token for live requests, required on loopback too: not every user of the machine may see them.
     live: String,
 }
 
 impl Page {
-    /// Opens the listener; beyond loopback with the token that the data directory keeps. Where the kernel may choose, the address of the last run
-    /// in the data directory is tried first: bookmarks and scrapers know it.
+    /// Opens the listener; beyond loopback with the token stored in the data directory. With port 0, the
+    /// address of the last run in the data directory is tried first: bookmarks and scrapers use it.
     pub(crate) async fn open(address: SocketAddr, data: &Path) -> io::Result<Self> {
         let listener = bind(address, &data.join(ADDRESS_FILE))?;
         let address = listener.local_addr()?;
@@ -64,7 +63,7 @@ impl Page {
         Ok(Self { listener, address, token, live })
     }
 
-    /// What to open in a browser. It lets in: tell it to operators only.
+    /// Returns the URL for a browser. It contains the token: show it to operators only.
     pub(crate) fn url(&self) -> String {
         match &self.token {
             Some(token) => format!("http://{}/?token={token}", self.address),
@@ -72,18 +71,18 @@ impl Page {
         }
     }
 
-    /// What to open for live requests: a browser sends what stands behind the `#` to nobody, and
-    /// the page shows it with its questions.
+    /// Returns the URL of live requests: browsers do not send the fragment after `#`, and the page sends it
+    /// with its queries.
     pub(crate) fn live_url(&self) -> String {
         format!("{}#/live/{}", self.url(), self.live)
     }
 
-    /// Where it listens.
+    /// Returns the listen address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers until told to stop.
+    /// Serves until shutdown.
     pub(crate) async fn serve(
         self,
         questions: Questions,
@@ -100,7 +99,7 @@ impl Page {
     }
 }
 
-/// The parts of the control plane that the page needs, apart from the owner of the mesh.
+/// The parts of the control plane that the page needs, in addition to the mesh owner.
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) explaining: Explaining,
@@ -108,7 +107,7 @@ pub(crate) struct Lent {
     pub(crate) directory: Arc<DataDirectory>,
 }
 
-/// The token of the last run, which scrapers know; a new one where that cannot be kept.
+/// Returns the token of the last run, which scrapers have; a new one if it cannot be stored.
 fn kept_token(file: &Path) -> io::Result<String> {
     match leno_identity::kept_secret(file) {
         Ok(token) => Ok(token),
@@ -146,28 +145,26 @@ fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Who answers.
+/// The request handler.
 struct Desk {
     questions: Questions,
     key: Option<Key>,
-    /// What has to be shown for live requests, beside the key where there is one.
+    /// The token required for live requests, in addition to the key if there is one.
     live: String,
     explaining: Explaining,
     taps: Arc<Taps>,
-    /// One question at a time, however many browsers there are: the owner of the mesh has other
-    /// work.
+    /// Serializes queries of all browsers: the mesh owner has other work.
     asking: Share,
-    /// One explanation of this page at a time: a client of the admin socket waits for one of them at
-    /// most.
+    /// Serializes explanations of this page: a client of the admin socket waits for at most one of them.
     explained: Share,
     findings: Findings,
 }
 
-/// What lets in.
+/// The access token of the page.
 struct Key {
     token: String,
-    /// The name of the cookie that has it. Cookies ignore ports (RFC 6265 §8.5): two pages of one host
-    /// would take each other's place.
+    /// The name of its cookie. Cookies ignore ports (RFC 6265 §8.5): two pages on one host would overwrite each
+    /// other's.
     cookie: String,
 }
 
@@ -182,7 +179,7 @@ impl Answering for Desk {
 
     const SERVER: &'static str = "page";
 
-    /// Browsers open another one.
+    /// Browsers reconnect.
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
 
     async fn answer(&self, request: Request<Incoming>, source: Source) -> Response<Self::Body> {
@@ -227,7 +224,7 @@ impl Desk {
         if path == "/api/findings" {
             return self.findings.answer(&self.questions, &self.asking).await;
         }
-        // Metrics are at the admin socket. Prometheus finds sidecars here.
+        // Metrics are on the admin socket only. Prometheus discovers sidecars here.
         let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
         let asked = asked.or((path == "/prometheus/targets").then_some(path));
         match asked.and_then(|path| question(path, query)) {
@@ -248,8 +245,8 @@ impl Desk {
 }
 
 impl Desk {
-    /// Live requests, for who shows the token with the question itself: cookies go to every port of a
-    /// host, and on loopback that may be somebody else's.
+    /// Streams live requests. The token must be in the request itself: cookies are sent to every port of a
+    /// host, and on loopback another user may own a port.
     fn tap(&self, headers: &HeaderMap, query: &str) -> Response<Either<Full<Bytes>, Lines>> {
         let shown = bearer(headers).is_some_and(|shown| is_equal(shown, &self.live));
         if !shown {
@@ -261,7 +258,7 @@ impl Desk {
         }
     }
 
-    /// How the control plane stands, without where the page is: that would tell scripts the token.
+    /// Returns the status without the URL of the page, which would expose the token to scripts.
     async fn status(&self) -> Response<Full<Bytes>> {
         let Some(Answer::Json(mut status)) = answered(&self.questions, Question::Status).await
         else {
@@ -274,7 +271,7 @@ impl Desk {
         typed(StatusCode::OK, "application/json", format!("{status:#}\n"))
     }
 
-    /// What would decide the request that a query describes.
+    /// Explains the rules for the request that a query describes.
     async fn explain(&self, query: &str) -> Response<Full<Bytes>> {
         let _turn = self.explained.turn().await;
         match self.explaining.explain(query, objects(&self.questions)).await {
@@ -284,7 +281,7 @@ impl Desk {
     }
 }
 
-/// Every reason of failures with its meaning and its remedy.
+/// Returns every failure reason with its meaning and its hint.
 fn reasons() -> String {
     let reason = |reason: &Reason| {
         json!({
@@ -297,13 +294,13 @@ fn reasons() -> String {
     format!("{:#}\n", Value::from_iter(Reason::ALL.iter().map(reason)))
 }
 
-/// What becomes of a request before it is looked at.
+/// The admission of a request.
 enum Entry {
     Admitted,
     Turned(Box<Response<Full<Bytes>>>),
 }
 
-/// Whether a request comes from where it may. A browser that shows the token once gets a cookie.
+/// Checks the origin and token of a request. A browser that sends the token once gets a cookie.
 fn admit(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) -> Entry {
     let turned = |status, reason: &str| Entry::Turned(Box::new(text(status, reason.to_owned())));
     let names = if key.is_some() { OwnNames::Any } else { OwnNames::Local };
@@ -337,18 +334,18 @@ fn admit(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) ->
     }
 }
 
-/// What a question shows by itself.
+/// Returns the bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Takes as long whatever the first difference is.
+/// Compares in constant time.
 fn is_equal(one: &str, other: &str) -> bool {
     let pairs = one.bytes().zip(other.bytes());
     one.len() == other.len() && pairs.fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
-/// What every answer carries.
+/// Sets the security headers of every response.
 fn protect(headers: &mut HeaderMap) {
     let policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -364,7 +361,7 @@ fn protect(headers: &mut HeaderMap) {
     }
 }
 
-/// What the page is made of: path, type, content.
+/// The files of the page: path, type, content.
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
@@ -379,24 +376,23 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/live.js", SCRIPT, include_str!("page/live.js")),
 ];
 
-/// The file of the token in the data directory.
+/// The token's file in the data directory.
 const TOKEN_FILE: &str = "page-token";
-/// The file of the data directory with the address of the page.
+/// The file in the data directory with the page's last address.
 const ADDRESS_FILE: &str = "page.address";
-/// No address is longer.
+/// The maximum length of an address.
 const ADDRESS_BYTES_MAX: u64 = 64;
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Connections of browsers at once; more wait. One browser has up to six.
+/// Maximum concurrent browser connections; more wait. One browser has up to six.
 const CONNECTIONS_MAX: usize = 64;
 
-/// The pause after a question, in multiples of its duration: browsers take a quarter of the owner's
-/// time at most.
+/// The pause after a query, in multiples of its duration: browsers take at most a quarter of the owner's time.
 const ASKING_PAUSE: u32 = 3;
 
-/// The same after an explanation, which is made on a thread of its own.
+/// The same after an explanation, which runs on a separate thread.
 const EXPLAINED_PAUSE: u32 = 1;
 
 const NO_LIVE: &str =

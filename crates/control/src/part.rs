@@ -1,18 +1,18 @@
-//! The parts of a running control plane, and the news when one ends that was not told to.
+//! The parts of a running control plane, and detection of one that ends unexpectedly.
 
 use std::fmt;
 
 use tokio::sync::watch;
 
-/// A part of the control plane ended although nobody asked it to. What proxies know stays as it
-/// is, and nothing changes any more: start the control plane again.
+/// A part of the control plane ended unexpectedly. Proxies keep their configuration, but changes no longer
+/// reach them: restart the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{part} ended unexpectedly; its last words are in the log")]
 pub struct EndedUnexpectedly {
     part: Part,
 }
 
-/// Something that runs for as long as the control plane.
+/// A task that runs as long as the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Admin,
@@ -44,7 +44,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// What each part reports to when it ends.
+/// Collects the unexpected end of parts.
 #[derive(Debug, Clone)]
 pub(crate) struct Parts {
     stop: watch::Sender<bool>,
@@ -52,25 +52,25 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// All are to run until `stop` says otherwise.
+    /// Expects all parts to run until `stop`.
     pub(crate) fn new(stop: watch::Sender<bool>) -> Self {
         Self { stop, ended: watch::Sender::new(None) }
     }
 
-    /// Runs a part; when it ends too early, by returning or by a panic, that is told.
+    /// Runs a part; reports its early end, by return or panic.
     pub(crate) async fn run(self, part: Part, work: impl Future<Output = ()>) {
         let _watch = Watch { part, parts: self };
         work.await;
     }
 
-    /// Waits until a part ended that was not told to.
+    /// Waits until a part ends unexpectedly.
     pub(crate) async fn ended(&self) -> EndedUnexpectedly {
         let mut news = self.ended.subscribe();
         loop {
             if let Some(ended) = *news.borrow_and_update() {
                 return ended;
             }
-            // There is always a sender: this one.
+            // There is always a sender: `self`.
             news.changed().await.ok();
         }
     }
@@ -87,7 +87,7 @@ impl Drop for Watch {
             return;
         }
         let part = self.part;
-        // The first is the cause; others may only follow.
+        // The first one is the cause; others may only follow from it.
         self.parts.ended.send_if_modified(|ended| {
             let first = ended.is_none();
             ended.get_or_insert(EndedUnexpectedly { part });

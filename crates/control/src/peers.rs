@@ -1,4 +1,4 @@
-//! Other control planes of the same mesh: which sidecars they have, and how they are followed.
+//! Other control planes of the same mesh: their sidecars, and the streams that follow them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -18,36 +18,37 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
-/// The sidecars that other control planes have, by the stream that tells of them.
+/// The sidecars of other control planes, by the stream that reports them.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     told: BTreeMap<ConnectionId, Registered>,
     addresses: PeerAddresses,
 }
 
-/// The address of the control plane at the end of each open stream.
+/// The address of the control plane of each open stream.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PeerAddresses(Arc<Mutex<BTreeMap<ConnectionId, SocketAddr>>>);
 
 impl PeerAddresses {
-    /// The addresses. A thread that panicked while it held the lock left no half-written state.
+    /// Locks the addresses. A thread that panicked while it held the lock left no half-written state.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, SocketAddr>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Peers {
-    /// The place where the streams to other control planes note their addresses.
+    /// Returns the table in which streams to other control planes record their addresses.
     pub(crate) fn addresses(&self) -> PeerAddresses {
         self.addresses.clone()
     }
 
-    /// The address of the control plane at the other end of a stream.
+    /// Returns the address of the control plane of a stream.
     pub(crate) fn address(&self, peer: ConnectionId) -> Option<SocketAddr> {
         self.addresses.lock().get(&peer).copied()
     }
 
-    /// The other control planes, each with its address and the number of its sidecars that `is_ours` rejects.
+    /// Returns the other control planes, each with its address and the number of its sidecars that `is_ours`
+    /// rejects.
     pub(crate) fn others(
         &self,
         is_ours: impl Fn(&WorkloadName) -> bool,
@@ -62,12 +63,12 @@ impl Peers {
         counted.collect()
     }
 
-    /// One of them lists its sidecars, of which it may have none.
+    /// Adds a control plane that reports its sidecars, possibly none.
     pub(crate) fn arrive(&mut self, peer: ConnectionId) {
         self.told.entry(peer).or_default();
     }
 
-    /// One of them has this sidecar.
+    /// Records a control plane's report of this sidecar.
     pub(crate) fn tell(
         &mut self,
         peer: ConnectionId,
@@ -77,31 +78,31 @@ impl Peers {
         self.told.entry(peer).or_default().insert(workload, registration);
     }
 
-    /// One of them has it no more.
+    /// Removes a sidecar of a control plane.
     pub(crate) fn forget(&mut self, peer: ConnectionId, workload: &WorkloadName) {
         if let Some(told) = self.told.get_mut(&peer) {
             told.remove(workload);
         }
     }
 
-    /// One of them is gone, with all that it told.
+    /// Removes a control plane, and returns its sidecars.
     pub(crate) fn part(&mut self, peer: ConnectionId) -> Registered {
         self.told.remove(&peer).unwrap_or_default()
     }
 
-    /// Who has a sidecar, as far as is known: the one with its newest stream.
+    /// Returns the control plane that has a sidecar, as far as known: the one with its newest stream.
     pub(crate) fn holder(&self, workload: &WorkloadName) -> Option<(ConnectionId, &Registration)> {
         let told = self.told.iter().filter_map(|(peer, told)| Some((*peer, told.get(workload)?)));
         told.max_by_key(|(peer, registration)| (registration.session, *peer))
     }
 
-    /// The number of those that have listed their sidecars.
+    /// Returns the number of control planes that have reported their sidecars.
     pub(crate) fn count(&self) -> usize {
         self.told.len()
     }
 }
 
-/// What is needed to follow another control plane.
+/// The dependencies of a stream to another control plane.
 #[derive(Debug)]
 pub(crate) struct Follower {
     pub(crate) configs: watch::Receiver<Arc<ClientConfig>>,
@@ -110,11 +111,11 @@ pub(crate) struct Follower {
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// Follows the other control planes until told to stop: `always` these, and those in `found` for as
-/// long as they are there.
+/// Follows the other control planes until shutdown: those in `always`, and those in `found` while they are
+/// listed.
 ///
-/// Who is found no more is dialled no more. A stream to it goes on while it lasts: what the other
-/// says is true as long as it speaks, and whoever lists control planes may be mistaken for a moment.
+/// After an address leaves `found`, no new connection is opened. An open stream continues: its reports are true
+/// while it is open, and the list of control planes may be wrong temporarily.
 pub(crate) async fn follow_all(
     always: Vec<SocketAddr>,
     mut found: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
@@ -141,15 +142,15 @@ pub(crate) async fn follow_all(
             });
         }
         tokio::select! {
-            // What remains is dropped with the set.
+            // Remaining tasks are dropped with the set.
             _ = stop.wait_for(|stop| *stop) => return,
-            // When nobody looks any more, those that were there last stay.
+            // When discovery ends, its last control planes stay.
             changed = changed(&mut found), if is_looked_for => is_looked_for = changed.is_ok(),
             Some(ended) = tasks.join_next(), if !follower.events.is_closed() => match ended {
                 Ok(ended) => {
                     following.remove(&ended);
                 }
-                // All of them once more: which one it was is not told.
+                // Restart all: the error does not identify the task.
                 Err(error) => {
                     tracing::error!(%error, "following another control plane failed");
                     tasks.abort_all();
@@ -196,7 +197,7 @@ async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<Follo
     let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
     let stream = timeout(PATIENCE, connected).await.map_err(late)??;
     tracing::info!(%address, "following another control plane");
-    // Of a kind of its own, so that it is never that of a proxy.
+    // A distinct number range, so that it never equals a proxy's.
     let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
     let events = follower.events.connect(Arc::new(Budget::new(Instant::now())));
     let number = ConnectionId(number);
@@ -204,7 +205,7 @@ async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<Follo
     Ok(Box::pin(follow_peer(stream, number, events)).await)
 }
 
-/// The address of a stream while that is open.
+/// Keeps the address of a stream in the table while it is open.
 struct NotedAddress(PeerAddresses, ConnectionId);
 
 impl NotedAddress {
@@ -223,10 +224,10 @@ impl Drop for NotedAddress {
 /// The number of the next stream to another control plane; proxies count from 1.
 static PEER_STREAMS: AtomicU64 = AtomicU64::new(1 << 63);
 
-/// Between attempts: there are few control planes, and one that starts should be heard soon.
+/// The retry interval: there are few control planes, and a starting one should be followed soon.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
-/// For a connection and its handshake.
+/// The timeout of a connection and its handshake.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! What would decide a request, on the mesh as it is: for the page, and for `leno explain`.
+//! Dry runs of requests on the current mesh, for the page and `leno explain`.
 //!
-//! Whoever assembles the program has the code that decides; the control plane only lends its objects.
+//! The program supplies the decision code; the control plane only provides its objects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use tokio::sync::Semaphore;
 
 use crate::answering::decoded;
 
-/// Explains requests on the objects that are in force.
+/// Explains requests on the objects in force.
 #[derive(Clone)]
 pub struct Playground(Arc<Explain>);
 
 type Explain = dyn Fn(&[Object], &Asked) -> Result<Explained, String> + Send + Sync;
 
-/// What would decide a request.
+/// The explanation of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explained {
-    /// For people, line by line; the last one is the verdict.
+    /// Text for people, line by line; the last line is the verdict.
     pub text: String,
-    /// The same for programs.
+    /// The same as JSON.
     pub decision: Value,
 }
 
-/// A request as it is asked about; nothing of it is checked yet.
+/// A request to explain, not validated yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// The workload that would make it, or an account.
+    /// The client workload, or an account.
     pub from: String,
-    /// What it would ask for.
+    /// The requested URL.
     pub url: String,
     /// Its method.
     pub method: String,
@@ -42,7 +42,7 @@ pub struct Asked {
 }
 
 impl Playground {
-    /// With what explains: the answer, or what is wrong with the question.
+    /// Creates a playground from a function that returns the explanation, or the problem with the request.
     pub fn new(
         explain: impl Fn(&[Object], &Asked) -> Result<Explained, String> + Send + Sync + 'static,
     ) -> Self {
@@ -50,7 +50,7 @@ impl Playground {
     }
 }
 
-/// Where requests are explained: one at a time, whether or not somebody still waits for it.
+/// Runs explanations: one at a time, even if its client has disconnected.
 #[derive(Debug, Clone)]
 pub(crate) struct Explaining {
     playground: Option<Playground>,
@@ -58,13 +58,13 @@ pub(crate) struct Explaining {
 }
 
 impl Explaining {
-    /// Without a playground nothing can be explained.
+    /// Without a playground, explanations are unavailable.
     pub(crate) fn with(playground: Option<Playground>) -> Self {
         Self { playground, turns: Arc::new(Semaphore::new(1)) }
     }
 
-    /// What would decide the request that a query describes, on the objects that are in force when
-    /// its turn comes; or the status and what is wrong.
+    /// Explains the request of a query, on the objects in force when its turn comes; on error, returns the
+    /// status and the problem.
     pub(crate) async fn explain(
         &self,
         query: &str,
@@ -78,7 +78,7 @@ impl Explaining {
         let asked = Asked::parse(query).map_err(refused)?;
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| stopping())?;
         let objects = objects.await.ok_or_else(stopping)?;
-        // It compiles the whole mesh: nobody else is to wait for that.
+        // It compiles the whole mesh, so it runs on a blocking thread.
         let explained = move || {
             let explained = (playground.0)(&objects, &asked);
             drop(turn);
@@ -91,12 +91,12 @@ impl Explaining {
 
 #[cfg(test)]
 impl Explaining {
-    /// Whether nothing is explained now.
+    /// True if no explanation is running.
     pub(crate) fn is_idle(&self) -> bool {
         self.turns.available_permits() > 0
     }
 
-    /// Waits until nothing is.
+    /// Waits until no explanation is running.
     pub(crate) async fn idle(&self) {
         drop(self.turns.acquire().await.unwrap());
     }
@@ -109,7 +109,7 @@ impl fmt::Debug for Playground {
 }
 
 impl Asked {
-    /// Reads `from=…&url=…&method=…&header=…`, percent-encoded; unknown parts are refused.
+    /// Parses `from=…&url=…&method=…&header=…`, percent-encoded; unknown parameters are rejected.
     pub(crate) fn parse(query: &str) -> Result<Self, String> {
         let method = "GET".to_owned();
         let mut asked =
@@ -133,7 +133,7 @@ impl Asked {
 const UNABLE: &str = "this control plane explains no requests\n";
 const STOPPING: &str = "the control plane is shutting down\n";
 
-/// More than anybody types.
+/// Maximum headers: more than people type.
 const HEADERS_MAX: usize = 32;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which sidecars are there, and how long those that vanished are still counted on.
+//! Connected sidecars, and the grace period of disconnected ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,29 +10,29 @@ use tokio::time::Instant;
 use crate::mesh::Mesh;
 use crate::publish::Settling;
 
-/// The sidecars that are there or were a moment ago. No clock of its own.
+/// Sidecars that are connected or were until recently. Time is an argument.
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
     standing: BTreeMap<WorkloadName, Standing>,
-    /// Workloads of which the port or account changed, each until its sidecar is not waited for any more.
+    /// Workloads with a changed port or account, each until requests no longer wait for its sidecar.
     changed: BTreeMap<WorkloadName, Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Connected(ConnectionId),
-    /// Its stream ended; it may be back before this.
+    /// Its stream ended; the grace period ends at this time.
     Missing(Instant),
 }
 
 impl Presence {
-    /// A sidecar is there.
+    /// Marks a sidecar as connected.
     pub(crate) fn arrive(&mut self, workload: &WorkloadName, connection: ConnectionId) {
         let standing = Standing::Connected(connection);
         self.standing.insert(workload.clone(), standing);
     }
 
-    /// A stream ended. Its sidecar is missing from now on, unless it has another one already.
+    /// Handles the end of a stream: its sidecar is missing from now on, unless it has another stream already.
     pub(crate) fn miss(
         &mut self,
         workload: &WorkloadName,
@@ -46,29 +46,29 @@ impl Presence {
         }
     }
 
-    /// A sidecar came back without saying where it listens: what is known of it may be outdated.
+    /// Handles a reconnected sidecar that has not reported its listeners: the known ones may be outdated.
     pub(crate) fn doubt(&mut self, workload: &WorkloadName, until: Instant) {
         let standing = Standing::Missing(until);
         self.standing.insert(workload.clone(), standing);
     }
 
-    /// A workload changed: requests wait until then for its sidecar.
+    /// Records the change of a workload: requests wait for its sidecar until then.
     pub(crate) fn expect(&mut self, workload: &WorkloadName, until: Instant) {
         self.changed.insert(workload.clone(), until);
     }
 
-    /// The changed workloads of which the time is over; they are forgotten.
+    /// Removes and returns the changed workloads after their waiting time.
     pub(crate) fn take_given_up(&mut self, now: Instant) -> Vec<WorkloadName> {
         let given_up = self.changed.extract_if(.., |_, until| *until <= now);
         given_up.map(|(workload, _)| workload).collect()
     }
 
-    /// The workload itself is gone.
+    /// Removes a workload.
     pub(crate) fn forget(&mut self, workload: &WorkloadName) {
         self.standing.remove(workload);
     }
 
-    /// The sidecars that did not come back in time; they are forgotten.
+    /// Removes and returns the sidecars that did not reconnect within the grace period.
     pub(crate) fn take_lost(&mut self, now: Instant) -> Vec<WorkloadName> {
         let mut lost = Vec::new();
         self.standing.retain(|workload, standing| match standing {
@@ -81,7 +81,7 @@ impl Presence {
         lost
     }
 
-    /// The next time at which the wait for a sidecar ends.
+    /// Returns the next time at which the wait for a sidecar ends.
     pub(crate) fn next_loss(&self) -> Option<Instant> {
         let until = |standing: &Standing| match standing {
             Standing::Missing(until) => Some(*until),
@@ -97,7 +97,7 @@ impl Presence {
     }
 }
 
-/// The first moments of a control plane, in which sidecars come back to it.
+/// The startup grace period, in which sidecars reconnect.
 #[derive(Debug)]
 pub(crate) struct Start {
     until: Option<Instant>,
@@ -108,7 +108,7 @@ impl Start {
         Self { until: Some(now + settle) }
     }
 
-    /// Whether sidecars that were not heard of yet may still be on their way back.
+    /// Indicates if sidecars that have not reported yet may still be reconnecting.
     pub(crate) fn settling(&self) -> Settling {
         match self.until {
             Some(_) => Settling::Yes,
@@ -116,12 +116,12 @@ impl Start {
         }
     }
 
-    /// When it is over at the latest; `None` when it is.
+    /// Returns the latest end of the period; `None` if it is over.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.until
     }
 
-    /// Looks whether it is over now: true once, when it ends.
+    /// Checks if the period is over: returns true once, when it ends.
     pub(crate) fn ends(&mut self, mesh: &Mesh, now: Instant) -> bool {
         let Some(until) = self.until else {
             return false;
@@ -165,7 +165,7 @@ mod tests {
         let (now, wait) = (Instant::now(), Duration::from_secs(30));
         let mut presence = Presence::default();
         presence.expect(&name(), now + wait);
-        // Its old sidecar is forgotten meanwhile.
+        // The old sidecar is removed meanwhile.
         presence.forget(&name());
         assert_eq!(presence.take_given_up(now), []);
         assert_eq!(presence.next_loss(), Some(now + wait));

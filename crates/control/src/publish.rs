@@ -1,4 +1,4 @@
-//! Who must hear of a change, and when: only those who use what changed, after a short quiet time.
+//! Publication of changes: sends each change to the affected proxies only, after a short debounce time.
 
 mod contact;
 mod journal;
@@ -19,23 +19,23 @@ pub(crate) use contact::{Contact, Offered};
 pub(crate) use journal::{Cause, Edit, Journal, Noted};
 pub(crate) use rounds::{Round, Rounds, Sent};
 
-/// Every connected proxy, what it depends on, and who has still to hear of what changed.
+/// All connected proxies, their dependencies, and the pending updates.
 #[derive(Debug)]
 pub(crate) struct Audience {
     times: Times,
     contacts: BTreeMap<ConnectionId, Contact>,
     by_workload: BTreeMap<WorkloadName, ConnectionId>,
-    /// Who depends on a service: uses it, or a service whose rules name it.
+    /// Proxies that depend on a service: they use it, or a service with rules that name it.
     by_service: Index<ServiceName, ConnectionId>,
     depends: BTreeMap<ConnectionId, BTreeSet<ServiceName>>,
-    /// Who asked for an address.
+    /// Proxies that queried an address.
     by_address: Index<IpAddr, ConnectionId>,
     asked: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
     views: Views,
     pending: Option<Pending>,
     sending: Option<Sending>,
     newest: ChangeId,
-    /// All work so far, in the units of budgets.
+    /// The total work so far, in budget units.
     work: u64,
     pub(crate) rounds: Rounds,
     pub(crate) journal: Journal,
@@ -51,13 +51,13 @@ struct Pending {
     last: Instant,
 }
 
-/// A round that is being sent, a slice at a time.
+/// A push in progress, sent in slices.
 #[derive(Debug)]
 struct Sending {
     change: ChangeId,
     /// The proxies that it has not been sent to.
     due: BTreeSet<ConnectionId>,
-    /// Those that were sent something they may not have applied.
+    /// Proxies that have received an update and may not have applied it.
     reached: BTreeSet<ConnectionId>,
     seen: Vec<Instant>,
     concerned: usize,
@@ -72,36 +72,36 @@ pub(crate) enum Progress {
     More,
 }
 
-/// What was done so far.
+/// Counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tally {
-    /// Changes that could concern somebody.
+    /// Changes that could affect a proxy.
     pub(crate) changes: u64,
-    /// Worlds compiled.
+    /// Compiled configurations.
     pub(crate) compiled: u64,
-    /// Of these, those that differed from what the proxy knew, and were sent.
+    /// Of these, those that differed from the proxy's current one, and were sent.
     pub(crate) offered: u64,
-    /// Offers that were applied.
+    /// Sent updates that were applied.
     pub(crate) applied: u64,
-    /// Deltas that were refused.
+    /// Rejected deltas (NACKs).
     pub(crate) refused: u64,
-    /// Proxies that changes told something new, summed over rounds.
+    /// Proxies that received an update, summed over pushes.
     pub(crate) touched: u64,
-    /// Bytes of deltas that were answered.
+    /// Bytes of acknowledged deltas.
     pub(crate) delta_bytes: u64,
 }
 
-/// Whether sidecars that were not heard of yet may only be on their way back.
+/// Indicates if sidecars that have not reported yet may still be reconnecting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settling {
-    /// The control plane has just started.
+    /// The startup grace period is in progress.
     Yes,
-    /// What is there is there.
+    /// The connected sidecars are complete.
     No,
 }
 
 impl Audience {
-    /// Nobody yet; changes are numbered from `first` on.
+    /// Creates an empty audience; changes are numbered from `first`.
     pub(crate) fn new(times: Times, first: ChangeId) -> Self {
         Self {
             times,
@@ -130,7 +130,7 @@ impl Audience {
         self.contacts.get_mut(&connection)
     }
 
-    /// The workloads of all connected proxies.
+    /// Returns the workloads of all connected proxies.
     pub(crate) fn workloads(&self) -> Vec<WorkloadName> {
         self.contacts.values().map(|contact| contact.workload.clone()).collect()
     }
@@ -139,12 +139,12 @@ impl Audience {
         self.by_workload.get(workload).copied()
     }
 
-    /// The connected proxy of a workload.
+    /// Returns the connected proxy of a workload.
     pub(crate) fn known(&self, workload: &WorkloadName) -> Option<&Contact> {
         self.contacts.get(self.by_workload.get(workload)?)
     }
 
-    /// The number of the newest change or answer.
+    /// Returns the number of the newest change or response.
     pub(crate) fn newest(&self) -> ChangeId {
         self.newest
     }
@@ -153,7 +153,7 @@ impl Audience {
         self.contacts.len()
     }
 
-    /// A proxy arrived. The newest of a workload counts; the one before is returned.
+    /// Adds a proxy. The newest one of a workload replaces the previous one, which is returned.
     pub(crate) fn welcome(
         &mut self,
         connection: ConnectionId,
@@ -165,7 +165,7 @@ impl Audience {
         former.and_then(|former| self.part(former, now))
     }
 
-    /// A proxy is gone, or has to go.
+    /// Removes a disconnected or dismissed proxy.
     pub(crate) fn part(&mut self, connection: ConnectionId, now: Instant) -> Option<Contact> {
         let contact = self.contacts.remove(&connection)?;
         self.depend(connection, BTreeSet::new());
@@ -186,7 +186,8 @@ impl Audience {
         Some(contact)
     }
 
-    /// A proxy has applied what it was told up to `change`, but for what it refuses.
+    /// Handles an acknowledgment: the proxy has applied all updates up to `change`, except the rejected
+    /// resources.
     pub(crate) fn applied(
         &mut self,
         connection: ConnectionId,
@@ -207,8 +208,8 @@ impl Audience {
         }
     }
 
-    /// Takes note of a change, where it came from and when that noticed it: who may be concerned
-    /// hears of it after the quiet time.
+    /// Records a change, its source and the time at which the source noticed it: affected proxies are updated
+    /// after the debounce time.
     pub(crate) fn notice(
         &mut self,
         touched: &Touched,
@@ -240,7 +241,7 @@ impl Audience {
         }
     }
 
-    /// When the noticed changes are to be sent; in the past while a round is being sent.
+    /// Returns the time at which recorded changes are sent; in the past while a push is in progress.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         if let Some(sending) = &self.sending {
             return Some(sending.at);
@@ -250,8 +251,8 @@ impl Audience {
         Some((pending.last + quiet).min(pending.first + quiet_max))
     }
 
-    /// Sends the noticed changes to the proxies that they concern: a slice of them at a time, so that
-    /// others are served in between.
+    /// Sends recorded changes to the affected proxies, one slice at a time, so that other work continues in
+    /// between.
     pub(crate) fn publish(&mut self, mesh: &Mesh, settling: Settling, now: Instant) -> Progress {
         if self.sending.is_none() {
             let Some(Pending { due, seen, .. }) = self.pending.take() else {
@@ -279,7 +280,7 @@ impl Audience {
         Progress::Done
     }
 
-    /// Everything is sent: from now on the round waits for those that have not applied it.
+    /// Starts to wait for acknowledgments of a push after everything is sent.
     fn begin_round(&mut self, sending: Sending) {
         let Sending { change, mut reached, seen, concerned, told, at, .. } = sending;
         let is_behind = |one: &ConnectionId| self.contacts.get(one).is_some_and(Contact::is_behind);
@@ -289,7 +290,7 @@ impl Audience {
         self.rounds.begin(change, seen, Sent { at, concerned, told, waiting: reached });
     }
 
-    /// Everybody may have to hear something else, although nothing changed.
+    /// Marks all proxies as affected, without a change of the mesh.
     pub(crate) fn reconsider(&mut self, mesh: &Mesh, settling: Settling) {
         self.newest.0 += 1;
         let all: Vec<ConnectionId> = self.contacts.keys().copied().collect();
@@ -298,15 +299,15 @@ impl Audience {
         }
     }
 
-    /// Answers a proxy that asked for something, without a quiet time: a request may wait for it.
+    /// Responds to a proxy's query without debouncing: a request may be waiting for it.
     pub(crate) fn answer(&mut self, connection: ConnectionId, mesh: &Mesh, settling: Settling) {
-        // A number of its own, so that what it applied can be told from what it had before.
+        // A distinct number, so that its acknowledgment is unambiguous.
         self.newest.0 += 1;
         self.tell(connection, mesh, settling);
     }
 
-    /// Compiles a slice of what a proxy's world needs. To be called until it is done before a proxy is
-    /// answered that wants much at once.
+    /// Compiles a slice of a proxy's configuration. For proxies with many new subscriptions, it is called until
+    /// done before the response.
     pub(crate) fn prepare(&mut self, connection: ConnectionId, mesh: &Mesh) -> Progress {
         let Some(contact) = self.contacts.get(&connection) else { return Progress::Done };
         let Some(workload) = mesh.workload(&contact.workload) else { return Progress::Done };
@@ -320,7 +321,7 @@ impl Audience {
         }
     }
 
-    /// All work so far, in the units of budgets: a difference is the cost of the work in between.
+    /// Returns the total work so far, in budget units: a difference is the cost of the work in between.
     pub(crate) fn work(&self) -> u64 {
         self.work
     }
@@ -330,7 +331,7 @@ impl Audience {
         self.work = self.work.saturating_add(compiled.saturating_mul(VIEW_UNITS));
     }
 
-    /// Tells one proxy what it should know, if that is not what it was told last.
+    /// Sends one proxy its configuration, if it differs from the last one sent.
     fn tell(
         &mut self,
         connection: ConnectionId,
@@ -372,7 +373,7 @@ impl Audience {
         offered
     }
 
-    /// How many proxies are due to be told of changes that have not been sent yet.
+    /// Returns the number of proxies with pending changes.
     pub(crate) fn due(&self) -> usize {
         let pending = self.pending.as_ref().map_or(0, |pending| pending.due.len());
         pending + self.sending.as_ref().map_or(0, |sending| sending.due.len())
@@ -416,16 +417,16 @@ impl Audience {
     }
 }
 
-/// The costs of compiling a view of a service, of compiling an empty world, and of sending a change to a
-/// proxy, its connection included. Measured roughly; a unit is about a microsecond.
+/// The costs of compiling a view of a service, of compiling an empty configuration, and of sending an update to
+/// a proxy, including its connection. Rough measurements; a unit is about a microsecond.
 const VIEW_UNITS: u64 = 16;
 const WORLD_UNITS: u64 = 32;
 const NOTICE_UNITS: u64 = 128;
 
-/// The work of one slice of a round: a few milliseconds.
+/// The work of one slice of a push: a few milliseconds.
 const SLICE_UNITS: u64 = 4096;
 
-/// How many changes of one round are timed; the others of a storm count with them.
+/// Maximum timed changes per push; the others of a burst count with them.
 const SEEN_MAX: usize = 1024;
 
 #[cfg(test)]

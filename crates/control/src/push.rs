@@ -1,7 +1,6 @@
-//! Pushing metrics: what the control plane counts, where sidecars push what they count.
+//! Export of the control plane's metrics, to the collector that sidecars push to.
 //!
-//! The owner of the mesh is asked for the numbers as for a page, and writes them down; all else is done
-//! beside it.
+//! The mesh owner collects the numbers as for a scrape; everything else runs in a separate task.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,25 +14,25 @@ use crate::dial::Plainly;
 use crate::owner::{Answer, Question};
 use crate::server::Gauges;
 
-/// What is needed to push.
+/// The metrics exporter.
 pub(crate) struct Push {
-    /// Whose numbers they are.
+    /// The resource attributes.
     pub(crate) source: Source,
     pub(crate) post: Post<Plainly>,
-    /// Where it is counted what became of them.
+    /// Counters of export results.
     pub(crate) gauges: Arc<Gauges>,
-    /// Where they are asked for,
+    /// The query channel of the mesh owner,
     pub(crate) questions: Questions,
-    /// and once more when the owner has come to its end.
+    /// and the last query, after the owner has ended.
     pub(crate) last: oneshot::Sender<(Question, oneshot::Sender<Answer>)>,
-    /// Where they are wanted.
+    /// The configured destination.
     pub(crate) wanted: watch::Receiver<Option<Box<MetricsPush>>>,
-    /// Draws when in an interval.
+    /// The seed of the jitter within an interval.
     pub(crate) seed: u64,
 }
 
 impl Push {
-    /// Pushes until told to stop, and then once more.
+    /// Exports until shutdown, and once more afterwards.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let Self { source, post, gauges, questions, last, wanted, seed } = self;
         let since = (SystemTime::now(), seed);
@@ -44,7 +43,7 @@ impl Push {
     }
 }
 
-/// All that the control plane has counted.
+/// All metrics of the control plane.
 struct Numbers {
     source: Source,
     questions: Questions,

@@ -1,5 +1,4 @@
-//! Joins and streams that were rejected, by the workload that they named: operators see no sidecar there, and look for
-//! the cause.
+//! Rejected joins and streams, by the workload that they named: for operators, the cause of a missing sidecar.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,8 +9,8 @@ use tokio::time::Instant;
 
 use crate::status::RejectedJoinStatus;
 
-/// The rejected joins of the last minutes. Clients prove nothing before they have joined, so that a name here proves
-/// nothing either; names of workloads that exist and of others are bounded apart.
+/// Rejected joins of the last minute. Clients are unauthenticated before they join, so a name here proves
+/// nothing; the names of existing workloads and of others have separate bounds.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedJoins {
     of_workloads: Mutex<Table>,
@@ -28,7 +27,7 @@ struct RejectedJoin {
 }
 
 impl RejectedJoins {
-    /// Counts a rejected join. `exists`: of a workload of the mesh.
+    /// Records a rejected join. `exists`: the mesh has the workload.
     pub(crate) fn note(&self, workload: &WorkloadName, exists: bool, reason: &str, now: Instant) {
         let mut table = lock(if exists { &self.of_workloads } else { &self.of_others });
         let count = table.get(workload).map_or(0, |join| join.count).saturating_add(1);
@@ -36,14 +35,14 @@ impl RejectedJoins {
         table.insert(workload.clone(), join);
     }
 
-    /// The workload has joined.
+    /// Removes a workload that has joined.
     pub(crate) fn joined(&self, workload: &WorkloadName) {
         for table in [&self.of_workloads, &self.of_others] {
             lock(table).remove(workload);
         }
     }
 
-    /// Those of the last minutes.
+    /// Returns the rejected joins of the last minute.
     pub(crate) fn status(&self, now: Instant) -> Vec<RejectedJoinStatus> {
         let mut found = Vec::new();
         for (table, exists) in [(&self.of_workloads, true), (&self.of_others, false)] {
@@ -68,9 +67,9 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The most names in each table.
+/// Maximum names in each table.
 const JOINS_MAX: usize = 64;
-/// A sidecar without a certificate tries again within seconds: after this time it has stopped.
+/// A sidecar without a certificate retries within seconds: after this time it has stopped.
 const SHOWN_FOR: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Workloads with a rejected sidecar: another one joined in its place, and is not connected any more.
+//! Workloads with a rejected sidecar: another one joined in its place, and is no longer connected.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use leno_model::WorkloadName;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Workloads without a connected sidecar that a replaced one wants to serve, each with the number of its last
-/// rejection. Numbers rise.
+/// Workloads without a connected sidecar that a replaced sidecar tries to serve, each with the number of its
+/// last rejection. Numbers increase.
 pub type ReplacedSidecars = BTreeMap<WorkloadName, u64>;
 
-/// The rejections of replaced sidecars since a sidecar of their workload connected last.
+/// Rejections of replaced sidecars since the last connection of a sidecar of their workload.
 #[derive(Debug, Default)]
 pub(crate) struct Replaced {
     count: u64,
@@ -28,14 +28,14 @@ struct Rejected {
 }
 
 impl Replaced {
-    /// A sidecar of a workload of the mesh was rejected as replaced.
+    /// Records that a sidecar of a workload of the mesh was rejected as replaced.
     pub(crate) fn note(&mut self, workload: &WorkloadName, now: Instant) {
         self.count += 1;
         let new = Rejected { last: self.count, since: now };
         self.rejected.entry(workload.clone()).or_insert(new).last = self.count;
     }
 
-    /// A sidecar of the workload has joined or connected, or the workload is gone.
+    /// Removes a workload that has gone, or has a joined or connected sidecar.
     pub(crate) fn forget(&mut self, workload: &WorkloadName) {
         self.rejected.remove(workload);
     }

@@ -1,4 +1,4 @@
-//! From the mesh and its proxies to what operators are told.
+//! Status reports of the mesh and its proxies, for operators.
 
 mod changes;
 mod keys;
@@ -36,7 +36,7 @@ use crate::status::{
 };
 use crate::watch::Remarks;
 
-/// All that can be told about, at one moment.
+/// The inputs of reports, at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Report<'a> {
     pub(crate) mesh: &'a Mesh,
@@ -99,7 +99,7 @@ impl Report<'_> {
         }
     }
 
-    /// The other control planes, each with the number of its sidecars.
+    /// Returns the other control planes, each with the number of its sidecars.
     fn other_planes(&self) -> Vec<PeerStatus> {
         let is_ours = |name: &WorkloadName| self.audience.known(name).is_some();
         let peer = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
@@ -158,7 +158,7 @@ impl Report<'_> {
         }
     }
 
-    /// The number of conditions that break traffic now, by kind.
+    /// Returns the number of current conditions that break traffic, by kind.
     pub(crate) fn conditions(&self) -> [(&'static str, u64); 7] {
         use leno_discovery::condition::kind;
         let mut found = [
@@ -187,7 +187,7 @@ impl Report<'_> {
                 add("application-port", application.ports.len());
             }
         }
-        // The workload of a connected sidecar is served, although another sidecar of it is rejected.
+        // A workload with a connected sidecar is served, even if another sidecar of it is rejected.
         let joins = self.rejected_joins().into_iter().filter(|join| join.exists);
         let is_connected = |name: &str| {
             let name = name
@@ -199,7 +199,7 @@ impl Report<'_> {
         found
     }
 
-    /// Joins that were rejected in the last minute.
+    /// Returns the joins rejected in the last minute.
     pub(crate) fn rejected_joins(&self) -> Vec<RejectedJoinStatus> {
         self.certifier.rejected_joins().status(self.now)
     }
@@ -208,7 +208,7 @@ impl Report<'_> {
         self.mesh.services().map(|s| self.service(s)).collect()
     }
 
-    /// As everybody would see it in permissive mode: nothing is left out.
+    /// The view in permissive mode: nothing is left out.
     fn service(&self, service: &Service) -> ServiceStatus {
         let view = view(self.mesh, &Viewer::Anybody, service);
         let ports = view.ports.iter().map(|(number, port)| ServicePortStatus {
@@ -246,7 +246,7 @@ impl Report<'_> {
         }
     }
 
-    /// How many namespaces have something in the mesh.
+    /// Returns the number of namespaces with members of the mesh.
     pub(crate) fn namespaces(&self) -> usize {
         let workloads = self.mesh.workloads().map(|workload| &workload.name.namespace);
         let services = self.mesh.services().map(|service| &service.name.namespace);
@@ -360,7 +360,7 @@ impl Report<'_> {
         status
     }
 
-    /// What of a service is not there.
+    /// Returns a missing service or port as a sentence.
     fn absent(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         match (self.mesh.service(service), port) {
             (None, _) => Some(format!("Service {service} does not exist")),
@@ -371,7 +371,7 @@ impl Report<'_> {
         }
     }
 
-    /// The services of other namespaces that a route may not lead to.
+    /// Returns the services of other namespaces that a route may not refer to.
     fn ungranted(&self, key: (RouteKind, &RouteName), route: &impl Route) -> Vec<String> {
         let mut ungranted: Vec<String> = route
             .leads_to()
@@ -384,14 +384,14 @@ impl Report<'_> {
         ungranted
     }
 
-    /// The ports that a parent is.
+    /// Returns the ports of a parent.
     fn ports(&self, parent: &RouteParent) -> Vec<u16> {
         let service = self.mesh.service(&parent.service);
         let ports = service.into_iter().flat_map(|service| &service.ports).map(|port| port.port);
         ports.filter(|port| parent.port.is_none_or(|only| only == *port)).collect()
     }
 
-    /// At each port of a parent, the `GRPCRoute`s beside which an `HTTPRoute` has no say there.
+    /// Returns, for each port of a parent, the `GRPCRoute`s that override an `HTTPRoute` there.
     fn overruled(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<Vec<String>> {
         let attached = self.mesh.routes().of(&parent.service);
         let others: Vec<&HttpRoute> = attached.filter(|other| other.goes_before(route)).collect();
@@ -407,7 +407,7 @@ impl Report<'_> {
         self.ports(parent).into_iter().map(at).collect()
     }
 
-    /// At each port of a parent, the `TLSRoute` that leaves another one no name there.
+    /// Returns, for each port of a parent, the `TLSRoute` that already has all host names of another one.
     fn outnamed(&self, route: &TlsRoute, parent: &RouteParent) -> Vec<Vec<String>> {
         let at = |port: u16| {
             let consumer = Some(&route.rule.route.namespace);
@@ -422,8 +422,8 @@ impl Report<'_> {
         self.ports(parent).into_iter().map(at).collect()
     }
 
-    /// What is refused, what is odd about single documents or all together, and why the trust
-    /// domain is not the one that is asked for.
+    /// Returns rejected documents, warnings about single documents and about the whole, and the reason why the
+    /// trust domain is not the configured one.
     pub(crate) fn rejected(&self) -> Value {
         let mut warnings: Vec<Warning> = self.remarks.warnings.clone();
         warnings.extend(lint(&self.mesh.explained()).into_iter().filter(|it| self.concerns(it)));
@@ -440,8 +440,8 @@ impl Report<'_> {
 }
 
 impl Report<'_> {
-    /// False for a Service of a cluster in a namespace without a pod of the mesh: most Services of a cluster have nothing
-    /// to do with the mesh. Objects of a cluster have no place in a file.
+    /// False for a Service of a cluster in a namespace without a pod of the mesh: most Services of a cluster
+    /// are unrelated to the mesh. Objects of a cluster have no file.
     fn concerns(&self, warning: &Warning) -> bool {
         let at = &warning.at;
         let is_own =
@@ -452,7 +452,7 @@ impl Report<'_> {
     }
 }
 
-/// The conditions of a rule and its backends, in words.
+/// Formats the conditions of a rule and its backends.
 fn rule_text(rule: &RouteRule) -> String {
     let shown = rule.matches.iter().take(MATCHES_SHOWN_MAX).map(ToString::to_string);
     let mut conditions = shown.collect::<Vec<_>>().join(", or ");
@@ -470,11 +470,11 @@ fn rule_text(rule: &RouteRule) -> String {
     }
 }
 
-/// The most matches and backends of a rule that its text lists.
+/// Maximum matches and backends in the text of a rule.
 const MATCHES_SHOWN_MAX: usize = 4;
 const BACKENDS_SHOWN_MAX: usize = 8;
 
-/// The state of a listener by its name, in the form of a door without the rest.
+/// Returns the state of a listener by its name; other fields are empty.
 fn listener_state(contact: Option<&Contact>, name: &str) -> DoorStatus {
     let mut status = DoorStatus { state: "unknown".to_owned(), ..DoorStatus::default() };
     let Some(contact) = contact.filter(|contact| contact.applied.is_some()) else { return status };
@@ -486,6 +486,6 @@ fn listener_state(contact: Option<&Contact>, name: &str) -> DoorStatus {
 }
 
 fn milliseconds(duration: std::time::Duration) -> f64 {
-    // Whole microseconds: the digits after them mean nothing.
+    // Whole microseconds: further digits are noise.
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }

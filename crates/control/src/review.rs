@@ -1,4 +1,4 @@
-//! Whose a token is that we did not make: asked of somebody who knows, such as Kubernetes.
+//! Token reviews: verification of tokens from another issuer, such as Kubernetes.
 
 use std::fmt;
 use std::pin::Pin;
@@ -6,47 +6,46 @@ use std::time::SystemTime;
 
 use leno_model::{ServiceAccount, Uid, WorkloadName};
 
-/// Who knows whose a token is that was not made here. What is shown to it is a secret: it may
-/// neither keep nor log it.
+/// Verifies tokens that were not made here. Tokens are secrets: an implementation must neither keep nor log
+/// them.
 pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
-    /// The holder that a token names, read from its text alone: nothing of it is proved. `None` where its text
-    /// tells nothing.
+    /// Returns the holder that a token names, by its unverified text. `None` if the text does not name one.
     ///
     /// # Errors
-    /// [`ReviewError::Refused`] when no review could find it good.
+    /// [`ReviewError::Refused`] if no review could accept the token.
     fn claimed(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
         let _ = (token, now);
         Ok(None)
     }
 
-    /// Finds out whose a token is. May be dropped while it waits.
+    /// Verifies a token and returns its holder. Cancel-safe.
     fn review<'a>(&'a self, token: &'a str) -> Review<'a>;
 }
 
-/// What finds out whose a token is, while it does.
+/// The future of a token review.
 pub type Review<'a> = Pin<Box<dyn Future<Output = Result<Holder, ReviewError>> + Send + 'a>>;
 
-/// The holder of a token.
+/// The subject of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The pod that the token was made for, in the terms of the mesh.
+    /// The pod that the token was issued to, as a workload.
     pub workload: WorkloadName,
-    /// What it runs under.
+    /// The account that it runs under.
     pub account: ServiceAccount,
-    /// The UID of the pod, where that is known.
+    /// The UID of the pod, if known.
     pub uid: Option<Uid>,
 }
 
-/// Why nobody is known to hold a token.
+/// The reason why a token is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReviewError {
-    /// It proves nothing here. The reason is told to whoever showed it.
+    /// The token is invalid. The client receives the reason.
     #[error("{0}")]
     Refused(String),
-    /// The same as a moment ago: it was not looked at again.
+    /// As for a moment ago, without another review.
     #[error("{0}")]
     Repeated(String),
-    /// It cannot be found out now.
+    /// The review is unavailable now.
     #[error("whose a token is cannot be found out: {0}")]
     Unavailable(String),
 }

@@ -1,16 +1,16 @@
-//! The addresses of all sidecars' metrics, as Prometheus reads them from an HTTP service discovery.
+//! Prometheus HTTP service discovery: the metrics addresses of all sidecars.
 
 use leno_listen::Source;
 use serde_json::{Value, json};
 
 use crate::status::ProxyStatus;
 
-/// The place of a Prometheus: a loopback address means another machine for each.
+/// The location of a Prometheus, since a loopback address means a different machine for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scraper {
     /// On the machine of the control plane.
     Local,
-    /// On another machine, as far as its address shows.
+    /// On another machine, by its address.
     Remote,
 }
 
@@ -20,8 +20,8 @@ impl Scraper {
     }
 }
 
-/// One group for each sidecar with an admin page that the scraper can reach. A page on loopback of another machine is none of
-/// the sidecar's own addresses here.
+/// Returns one group for each sidecar with an admin page that the scraper can reach. A page on loopback of
+/// another machine is not among a sidecar's own addresses here.
 pub(crate) fn of(proxies: &[ProxyStatus], scraper: Scraper) -> Value {
     let groups = proxies.iter().filter_map(|proxy| {
         let (namespace, name) = proxy.workload.split_once('/')?;

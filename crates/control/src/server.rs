@@ -1,4 +1,4 @@
-//! The listener: TLS, then a proxy's stream or a join, within limits.
+//! The listener for proxies: TLS, then a proxy's stream or a join, within limits.
 
 mod gauge;
 mod members;
@@ -30,7 +30,7 @@ use self::unproved::Unproved;
 pub(crate) use gauge::{Counted, Gauges};
 pub(crate) use members::Visitors;
 
-/// What every connection needs.
+/// Shared state of all connections.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) limits: Limits,
@@ -40,16 +40,16 @@ pub(crate) struct Server {
     pub(crate) budgets: Budgets,
     pub(crate) visitors: Arc<Visitors>,
     pub(crate) gauges: Arc<Gauges>,
-    /// Who is connected here, for other control planes.
+    /// Sidecars connected here, for other control planes.
     pub(crate) registered: watch::Sender<Arc<Registered>>,
     pub(crate) trust_domain: TrustDomain,
-    /// How often proxies are asked to tell of their traffic.
+    /// The interval of traffic reports requested from proxies.
     pub(crate) report_every: Option<Duration>,
     /// Taps and queries of operators.
     pub(crate) operators: Operators,
 }
 
-/// Accepts until told to stop; then waits for the connections, which the owner of the mesh ends.
+/// Accepts until shutdown; then waits for the connections, which the mesh owner ends.
 pub(crate) async fn accept(
     listener: TcpListener,
     server: Arc<Server>,
@@ -90,8 +90,8 @@ pub(crate) async fn accept(
     }
 }
 
-/// Serves one connection, which is half-open until the identity of its peer is proven: by its certificate and
-/// a `Hello` that the owner of the mesh finds true, or by a token.
+/// Serves one connection. It is half-open until its peer is authenticated: by its certificate and a `Hello`
+/// that the mesh owner accepts, or by a token.
 async fn serve_one(
     tcp: TcpStream,
     half_open: Arc<HalfOpen>,
@@ -105,7 +105,7 @@ async fn serve_one(
     let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
     let purpose = purpose(&stream, &server.trust_domain, SystemTime::now())?;
     let stream = Counted::new(stream, Arc::clone(&server.gauges));
-    // A client without the identity of a member sends one event at most, or is another control plane.
+    // A client without a member's identity sends at most one event, or is another control plane.
     let connect = || server.events.connect(Arc::new(Budget::new(Instant::now())));
     match purpose {
         Purpose::Join => {
@@ -116,7 +116,7 @@ async fn serve_one(
             let visitor = server.visitors.admit(connection, (peer, ends), half_open);
             server.visitors.vouch(connection);
             let here = server.registered.subscribe();
-            // Whoever owns the mesh tells of everybody only when somebody listens.
+            // The mesh owner publishes the connected sidecars only while there is a receiver.
             connect().announce(Event::PeerArrived).await?;
             visitor.within_share(Box::pin(serve_peer(stream, here))).await
         }
@@ -128,7 +128,7 @@ async fn serve_one(
             let served = serve(stream, connection, events, server.report_every, operators);
             let served = visitor.within_share(Box::pin(served)).await;
             if matches!(served, Err(ConnectionError::Crowd)) {
-                // `serve` had to stop before it announced this.
+                // `serve` was cancelled before it announced this.
                 server.events.connect(budget).announce(Event::Left { connection }).await?;
             }
             served
@@ -136,7 +136,7 @@ async fn serve_one(
     }
 }
 
-/// The handshake. A client that sends nothing at all soon makes room.
+/// Performs the handshake. A silent client is evicted early.
 async fn greet(
     tcp: TcpStream,
     half_open: &HalfOpen,
@@ -159,7 +159,7 @@ async fn greet(
     shake_hands(half_open, hello, config).await.map_err(ConnectionError::Handshake)
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 enum Purpose {
     Join,
     /// Another control plane of the mesh.
@@ -190,7 +190,7 @@ fn purpose(
     }
 }
 
-/// A member as its certificate names it: what budgets and log lines are counted by.
+/// Returns a member's identity by its certificate, the key of budgets and log limits.
 pub(crate) fn identity(peer: &Peer) -> String {
     match &peer.workload {
         Some(workload) => format!("{} {workload}", peer.id),
@@ -198,7 +198,7 @@ pub(crate) fn identity(peer: &Peer) -> String {
     }
 }
 
-/// Why a connection ended badly.
+/// The error of a connection.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
     #[error("the socket failed: {0}")]
@@ -222,7 +222,7 @@ enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// True when the connection had to make room for others.
+    /// True if the connection was evicted.
     fn is_evicted(&self) -> bool {
         match self {
             Self::Handshake(error) | Self::Stream(ServeError::Io(error)) => {

@@ -1,4 +1,4 @@
-//! The control plane's own credential: signed by its own authority, renewed while it serves.
+//! The control plane's own credential: signed by its own authority, and renewed.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,21 +13,21 @@ use tokio::sync::watch;
 
 use crate::authority::Current;
 
-/// What the listener shows to proxies, and the means to make the next one.
+/// The listener's TLS configuration, and its renewal.
 #[derive(Debug)]
 pub(crate) struct Serving {
     authority: Current,
     lifetime: Duration,
     credential: Credential,
     configs: watch::Sender<Arc<ServerConfig>>,
-    /// For connections to other control planes.
+    /// The configuration for connections to other control planes.
     dialing: watch::Sender<Arc<ClientConfig>>,
-    /// The authority changed since the credential was made.
+    /// True if the authority has changed since the credential was issued.
     is_stale: bool,
 }
 
 impl Serving {
-    /// A first credential. Its key is never on disk: it is as short-lived as this program.
+    /// Issues the first credential. Its key is never on disk: it lives as long as this process.
     pub(crate) fn new(
         authority: Current,
         lifetime: Duration,
@@ -45,24 +45,24 @@ impl Serving {
         })
     }
 
-    /// The configuration for new connections to other control planes.
+    /// Returns the configuration for new connections to other control planes.
     pub(crate) fn dialing(&self) -> watch::Receiver<Arc<ClientConfig>> {
         self.dialing.subscribe()
     }
 
-    /// The configuration for new connections; those that are open keep theirs.
+    /// Returns the configuration for new connections; open ones keep theirs.
     pub(crate) fn configs(&self) -> watch::Receiver<Arc<ServerConfig>> {
         self.configs.subscribe()
     }
 
-    /// Renews the credential at half of its life, for as long as somebody listens.
+    /// Renews the credential at half of its lifetime, while there is a receiver.
     pub(crate) async fn keep_fresh(mut self) {
         let mut wait = self.wait(SystemTime::now());
         let mut authority = self.authority.clone();
         loop {
             tokio::select! {
                 () = self.configs.closed() => return,
-                // It is swapped for as long as this program lives, or never.
+                // The sender lives as long as the process, or is absent because the authority never changes.
                 Ok(()) = authority.changed() => self.is_stale = true,
                 () = tokio::time::sleep(wait) => {}
             }
@@ -94,23 +94,24 @@ impl Serving {
         }
     }
 
-    /// Until the next look; never so long that a machine that slept is late by much.
+    /// Returns the time until the next check; bounded, so that a machine that was suspended is not late by
+    /// much.
     fn wait(&self, now: SystemTime) -> Duration {
         let due = self.credential.renew_at(HALF_LIFE);
         due.duration_since(now).unwrap_or_default().min(LOOK_EVERY)
     }
 }
 
-/// Why the control plane has no credential of its own.
+/// The reason why the control plane has no credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
     /// The authority does not sign it.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// Its own request is refused: a defect of this program.
+    /// Its own request is rejected: a defect of this program.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// What was signed is not usable.
+    /// The signed certificate is unusable.
     #[error(transparent)]
     Credential(#[from] CredentialError),
     /// TLS cannot be configured with it.
@@ -118,7 +119,7 @@ pub enum ServingError {
     Tls(#[from] TlsError),
 }
 
-/// What the listener shows, and what other control planes are shown.
+/// Returns the TLS configurations for the listener and for connections to other control planes.
 fn configs(
     credential: &Credential,
 ) -> Result<(Arc<ServerConfig>, Arc<ClientConfig>), ServingError> {
@@ -140,13 +141,13 @@ fn issue(
     Ok(Credential::new(key, issued)?)
 }
 
-/// Exactly in the middle: one control plane needs no spreading.
+/// Exactly half: a single control plane needs no jitter.
 const HALF_LIFE: u64 = u64::MAX / 2;
 
-/// Between attempts to renew.
+/// The interval of renewal attempts.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// The longest sleep between looks at the clock.
+/// The longest sleep between clock checks.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The share of the owner's time that a listener may take, however many clients ask there.
+//! The share of the mesh owner's time that one listener may use, regardless of the number of its clients.
 //!
-//! The owner gets one question at a time, in the order of their arrival, and a pause in proportion to the
-//! duration of each. A connection has one question at a time, so that clients take turns.
+//! The owner receives one query at a time, in order of arrival, followed by a pause in proportion to its
+//! duration. A connection has one query at a time, so that clients take turns.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// A question is followed by a pause of so many times its duration: with 1 the listener takes half of
-    /// the time at most, with 4 a fifth.
+    /// Creates a share with a pause of so many times a query's duration: with 1 the listener uses at most half
+    /// of the time, with 4 a fifth.
     pub(crate) fn new(pause: u32) -> Self {
         Self { next: Mutex::new(Instant::now()), pause }
     }
 
-    /// Waits for the turn to ask one question. Dropping it ends the turn.
+    /// Waits for the turn to send one query. Dropping it ends the turn.
     pub(crate) async fn turn(&self) -> ShareTurn<'_> {
         let next = self.next.lock().await;
         sleep_until(*next).await;
@@ -30,7 +30,7 @@ impl Share {
     }
 }
 
-/// The time of one question and its answer.
+/// The time of one query and its response.
 #[derive(Debug)]
 pub(crate) struct ShareTurn<'a> {
     next: MutexGuard<'a, Instant>,
@@ -39,7 +39,7 @@ pub(crate) struct ShareTurn<'a> {
 }
 
 impl Drop for ShareTurn<'_> {
-    /// A client that goes before the answer pays as well. A listener that was idle has saved up a burst.
+    /// A client that disconnects early pays as well. An idle listener accumulates a burst.
     fn drop(&mut self) {
         let now = Instant::now();
         let work = now.duration_since(self.began);
@@ -49,9 +49,9 @@ impl Drop for ShareTurn<'_> {
     }
 }
 
-/// The time that an idle listener saves up: a browser that opens the page asks several questions at once.
+/// The time that an idle listener accumulates: a browser that opens the page sends several queries at once.
 const BURST: Duration = Duration::from_secs(1);
-/// The longest pause: an owner that is slow for another reason is no reason to keep clients waiting.
+/// The longest pause: an owner that is slow for another reason must not delay clients.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -69,7 +69,7 @@ mod tests {
         let share = Arc::new(Share::new(4));
         let began = Instant::now();
         let mut clients = JoinSet::new();
-        // One asks again and again on 15 connections, another one once.
+        // One client queries continuously on 15 connections, another one once.
         for _ in 0..15 {
             let share = Arc::clone(&share);
             clients.spawn(async move {

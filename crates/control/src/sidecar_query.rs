@@ -1,4 +1,4 @@
-//! Queries of operators to one sidecar: the path, the stream, and the reason when there is no answer.
+//! Operator queries to one sidecar: the path, the stream, and the error if there is no response.
 
 use hyper::StatusCode;
 use leno_discovery::{ProxyAnswer, Queries, QueryError};
@@ -7,7 +7,7 @@ use leno_model::WorkloadName;
 use crate::answering::decoded;
 use crate::owner::SidecarPlace;
 
-/// Reads `workload=NAMESPACE/NAME&path=PATH`, percent-encoded.
+/// Parses `workload=NAMESPACE/NAME&path=PATH`, percent-encoded.
 pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
     let (mut workload, mut path) = (None, None);
     for pair in query.split('&') {
@@ -24,7 +24,7 @@ pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
 /// Sends a query to the sidecar of a workload.
 ///
 /// # Errors
-/// The status, and the reason with its remedy.
+/// The status, and the reason with its hint.
 pub(crate) async fn send(
     queries: &Queries,
     (workload, place): (&WorkloadName, SidecarPlace),

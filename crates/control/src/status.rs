@@ -1,4 +1,4 @@
-//! What the control plane tells operators: the forms of its answers, in JSON.
+//! JSON responses of the control plane for operators.
 
 mod traffic;
 
@@ -12,50 +12,49 @@ pub use traffic::{
     RejectionStatus, RuleStatus, SidecarTraffic, TrafficStatus,
 };
 
-/// How the control plane stands.
+/// The status of the control plane.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Status {
     /// The trust domain of the mesh.
     pub trust_domain: String,
-    /// The mode of the mesh: `permissive`, `strict` or `audit`; namespaces and workloads may differ.
+    /// The traffic mode of the mesh: `permissive`, `strict` or `audit`; namespaces and workloads may differ.
     pub traffic_mode: String,
-    /// How many workloads there are.
+    /// The number of workloads.
     pub workloads: usize,
-    /// How many of them have a sidecar that has opened every port.
+    /// The number of workloads with a sidecar that has opened every port.
     pub registered: usize,
-    /// How many services there are.
+    /// The number of services.
     pub services: usize,
-    /// How many proxies are connected.
+    /// The number of connected proxies.
     pub proxies: usize,
-    /// The edition in which certificates are issued now, in hexadecimal: another signer or other
-    /// roots make another.
+    /// The generation in which certificates are issued now, in hexadecimal: it changes with the signer and the
+    /// roots.
     #[serde(default)]
     pub authority: String,
-    /// How many of them have a certificate of another signer, or trust other roots, than would be
-    /// issued now: they renew soon.
+    /// The number of proxies with a certificate or roots of an earlier generation: they renew soon.
     #[serde(default)]
     pub outdated: usize,
-    /// How many other control planes have told of theirs.
+    /// The number of other control planes that have reported their sidecars.
     #[serde(default)]
     pub peers: usize,
-    /// The sidecars that other control planes have. Their state is not in the answers of this one.
+    /// Sidecars of other control planes. Their state is not in the responses of this one.
     #[serde(default)]
     pub elsewhere: Vec<PeerStatus>,
-    /// How many of them have not yet applied all they were told.
+    /// The number of proxies that have not yet applied all updates (out of sync).
     pub behind: usize,
-    /// How many of them refuse something.
+    /// The number of proxies with rejected resources.
     pub refusing: usize,
-    /// Whether services whose sidecars have not all come back are still held back.
+    /// True during the startup grace period, while services wait for sidecars to reconnect.
     pub settling: bool,
-    /// How many documents are refused.
+    /// The number of rejected documents.
     pub rejected: usize,
-    /// How long certificates live that are issued now.
+    /// The lifetime of certificates that are issued now.
     #[serde(default)]
     pub certificate_lifetime_seconds: u64,
-    /// Where its page is, if it has one.
+    /// The URL of its page, if it has one.
     #[serde(default)]
     pub page: Option<String>,
-    /// What to open there for live requests.
+    /// The URL of live requests.
     #[serde(default)]
     pub live: Option<String>,
     /// True under `leno up`, which runs the sidecar of each workload.
@@ -66,42 +65,42 @@ pub struct Status {
     pub kubernetes: bool,
     /// The newest change, if there was any since the start.
     pub change: Option<ChangeStatus>,
-    /// How long changes took from being seen to being applied by the last proxy they concern.
+    /// Convergence times: from noticing a change until the last affected proxy has applied it.
     pub convergence: ConvergenceStatus,
 }
 
 /// Another control plane of the mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// Its address, if this one follows it.
+    /// Its address, if this control plane follows it.
     pub address: Option<String>,
     /// The number of its sidecars.
     pub sidecars: usize,
 }
 
-/// What became of the newest change.
+/// The progress of the newest change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeStatus {
     /// Its number.
     pub id: u64,
-    /// How long ago it was seen.
+    /// The time since it was seen.
     pub age_ms: f64,
-    /// How many proxies it concerned.
+    /// The number of affected proxies.
     pub concerned: usize,
-    /// How many of them have applied it.
+    /// The number of proxies that have applied it.
     pub applied: usize,
-    /// How long it took until all had; absent while some have not.
+    /// The time until all had applied it; absent while some have not.
     pub converged_ms: Option<f64>,
 }
 
-/// How long changes took.
+/// Convergence times of changes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ConvergenceStatus {
-    /// How many changes were timed.
+    /// The number of timed changes.
     pub changes: u64,
-    /// Half of them took no longer than this.
+    /// The median.
     pub p50_ms: f64,
-    /// One in a hundred took longer.
+    /// The 99th percentile.
     pub p99_ms: f64,
 }
 
@@ -110,35 +109,35 @@ pub struct ConvergenceStatus {
 pub struct WorkloadStatus {
     /// `namespace/name`.
     pub name: String,
-    /// The account it runs under, `namespace/name`.
+    /// The account that it runs under, `namespace/name`.
     pub account: String,
-    /// Where its application listens.
+    /// The address of its application.
     pub address: String,
-    /// Its addresses of the other version of IP.
+    /// Its addresses of the other IP family.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_addresses: Vec<String>,
     /// Its application's ports.
     pub ports: Vec<PortStatus>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// The services that it is behind.
+    /// The services that select it.
     pub services: Vec<String>,
-    /// Its fixed doors.
+    /// Its fixed listeners.
     pub doors: Vec<DoorStatus>,
-    /// `connected`, `elsewhere` (to another control plane), `missing` (it was there a moment ago) or `absent`.
+    /// `connected`, `elsewhere` (to another control plane), `missing` (disconnected recently) or `absent`.
     pub sidecar: String,
-    /// True when an operator has revoked it: its sidecar gets no certificate.
+    /// True if an operator has revoked it: its sidecar gets no certificate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub revoked: bool,
-    /// Where its sidecar accepts mutual TLS, by port of the application.
+    /// The mTLS addresses of its sidecar, by application port.
     pub listeners: BTreeMap<u16, String>,
-    /// Its application, where `leno up` runs it.
+    /// Its application, if `leno up` runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub application: Option<ApplicationStatus>,
-    /// The conditions that break traffic there, as its sidecar reports them.
+    /// Conditions that break traffic there, as its sidecar reports them.
     #[serde(default)]
     pub conditions: Vec<ConditionStatus>,
-    /// The process of its sidecar, while that is connected.
+    /// The process ID of its connected sidecar.
     #[serde(default)]
     pub pid: Option<u32>,
     /// The admin page of its sidecar.
@@ -165,24 +164,25 @@ impl WorkloadStatus {
 pub struct ApplicationStatus {
     /// `waiting` (for its sidecar), `starting`, `running`, `restarting` or `stopped`.
     pub state: String,
-    /// Its process, while it has one.
+    /// Its process ID, while it runs.
     pub pid: Option<i32>,
-    /// The number of times that it ended by itself and was started again.
+    /// The number of restarts after it exited by itself.
     pub restarts: u64,
-    /// It ends again and again soon after its start.
+    /// True if it crash-loops: it exits repeatedly soon after its start.
     pub keeps_exiting: bool,
     /// Its last exit.
     pub last_exit: Option<String>,
-    /// The time since it has its state.
+    /// The time since it entered its state.
     pub since_seconds: f64,
-    /// The ports that it does not serve, each with the cause.
+    /// Ports that it does not serve, with the cause.
     pub ports: BTreeMap<u16, String>,
 }
 
 /// A condition that breaks traffic at a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionStatus {
-    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`, `log-lines-dropped`, or another.
+    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`,
+    /// `log-lines-dropped`, or another.
     pub kind: String,
     /// The listener, directory or service port that it concerns.
     pub subject: String,
@@ -197,32 +197,32 @@ impl From<&leno_discovery::Condition> for ConditionStatus {
     }
 }
 
-/// Joins of one workload that were rejected a moment ago.
+/// Recently rejected joins of one workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RejectedJoinStatus {
     /// The workload that they named, `namespace/name`.
     pub workload: String,
-    /// The mesh has such a workload.
+    /// True if the mesh has such a workload.
     pub exists: bool,
     /// Their number.
     pub count: u64,
     /// The time since the last one.
     pub age_seconds: u64,
-    /// Why it was rejected.
+    /// The reason for the rejection.
     pub reason: String,
 }
 
-/// The directory in which the control plane keeps its state.
+/// The directory that stores the control plane's state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryStatus {
     /// Its path.
     pub directory: String,
-    /// The error of a test write, if that failed.
+    /// The error of a test write, if it failed.
     pub problem: Option<String>,
-    /// The error of the files of the authority, if they cannot be used.
+    /// The error of the authority's files, if they cannot be used.
     #[serde(default)]
     pub authority_problem: Option<String>,
-    /// The log lines that the control plane has dropped lately, since its output took no more.
+    /// Log lines that the control plane dropped recently because its output blocked.
     #[serde(default)]
     pub log_lines_dropped: u64,
 }
@@ -234,23 +234,23 @@ pub struct PortStatus {
     pub name: Option<String>,
     /// Its number.
     pub port: u16,
-    /// What is spoken there.
+    /// Its protocol.
     pub protocol: String,
 }
 
-/// A fixed door.
+/// A fixed listener.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DoorStatus {
-    /// The service behind it.
+    /// Its destination service.
     pub service: String,
     /// The service's port.
     pub port: u16,
-    /// Where it is.
+    /// Its listen address.
     pub listen: String,
     /// `open`, `closed`, or `unknown` while no sidecar reports it.
     #[serde(default)]
     pub state: String,
-    /// Why it is closed.
+    /// The reason why it is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -260,20 +260,20 @@ pub struct DoorStatus {
 pub struct ServiceStatus {
     /// `namespace/name`.
     pub name: String,
-    /// The labels it chooses by.
+    /// The labels of its selector.
     pub selector: BTreeMap<String, String>,
-    /// The workloads behind it.
+    /// The workloads that it selects.
     pub workloads: Vec<String>,
     /// Its ports.
     pub ports: Vec<ServicePortStatus>,
     /// The routes attached to it.
     pub routes: Vec<String>,
-    /// Its ready endpoints without a sidecar to which sidecars send no request, where another workload behind it has one.
+    /// Its ready unmeshed endpoints that sidecars send no requests to, if another workload of it has a sidecar.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<ExcludedStatus>,
 }
 
-/// Ready endpoints without a sidecar to which sidecars send no request.
+/// Ready unmeshed endpoints that sidecars send no requests to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExcludedStatus {
     /// Their number.
@@ -289,37 +289,37 @@ pub struct ServicePortStatus {
     pub name: Option<String>,
     /// Its number.
     pub port: u16,
-    /// What is spoken there.
+    /// Its protocol.
     pub protocol: String,
-    /// Where it is reached.
+    /// Its endpoints.
     pub endpoints: Vec<EndpointStatus>,
 }
 
-/// One place where a port is reached.
+/// An endpoint of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointStatus {
-    /// The workload there.
+    /// Its workload.
     pub workload: String,
-    /// The address at which its sidecar accepts mutual TLS, or that of the application without a sidecar.
+    /// The mTLS address of its sidecar, or the address of the application without a sidecar.
     pub address: String,
 }
 
-/// The last certificate of a workload that the control plane knows of.
+/// The last known certificate of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateStatus {
     /// `namespace/name`.
     pub workload: String,
     /// The SPIFFE id.
     pub identity: String,
-    /// When it was issued, in seconds since 1970.
+    /// The time of issue, in seconds since 1970.
     #[serde(default)]
     pub issued: u64,
-    /// How long ago that was.
+    /// The time since it was issued.
     #[serde(default)]
     pub age_seconds: u64,
-    /// When it expires, in seconds since 1970.
+    /// The time of expiry, in seconds since 1970.
     pub not_after: u64,
-    /// For how long it is still valid.
+    /// The remaining validity.
     pub valid_for_seconds: u64,
 }
 
@@ -330,38 +330,38 @@ pub struct ProxyStatus {
     pub workload: String,
     /// The number of its connection.
     pub connection: u64,
-    /// For how long it has been connected.
+    /// The time since it connected.
     pub connected_seconds: f64,
-    /// Its process, on its own machine.
+    /// Its process ID, on its own machine.
     pub pid: u32,
     /// Its software version.
     pub version: String,
-    /// Its admin page, if it has one at an address of its own.
+    /// Its admin page, if it is at the proxy's own address.
     pub admin: Option<String>,
-    /// The address that it reports for its admin page, where that is not one of its own, or is on loopback of
-    /// another machine.
+    /// The reported address of its admin page, if it is not the proxy's own or is on loopback of another
+    /// machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreign_admin: Option<String>,
-    /// The services it subscribed to.
+    /// The services that it subscribed to.
     pub subscriptions: Vec<String>,
-    /// How many services it was told of.
+    /// The number of services in its configuration.
     pub services: usize,
-    /// How long ago it last applied something; absent when it has not yet.
+    /// The time since it last applied an update; absent before the first one.
     pub world_age_seconds: Option<f64>,
-    /// For how long it has not applied what it was told; absent when it has.
+    /// The time for which it has been out of sync; absent if it is in sync.
     pub behind_seconds: Option<f64>,
-    /// The newest change it was told of.
+    /// The newest change that was sent to it.
     pub told: Option<u64>,
-    /// The newest change it has applied.
+    /// The newest change that it has applied.
     pub applied: Option<u64>,
-    /// How many resources it refuses.
+    /// The number of resources that it rejects.
     pub refused: usize,
-    /// Its last refusals.
+    /// Its last rejections.
     pub refusals: Vec<String>,
 }
 
 impl ProxyStatus {
-    /// Whether it has not applied all it was told, or refuses something.
+    /// True if it is out of sync or rejects resources.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.refused > 0 || self.applied < self.told
@@ -375,24 +375,24 @@ pub struct RouteStatus {
     pub kind: String,
     /// `namespace/name`.
     pub name: String,
-    /// The services, or ports of them, that it is attached to.
+    /// The services or service ports that it is attached to.
     pub parents: Vec<String>,
-    /// How many rules it has.
+    /// The number of its rules.
     pub rules: usize,
-    /// The rules in words, for kinds of routes with conditions.
+    /// Its rules as text, for kinds of routes with conditions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule_texts: Vec<String>,
-    /// Where it leads, each with its share in words.
+    /// Its backends, each with its share as text.
     pub backends: Vec<String>,
-    /// What it refers to and is not there.
+    /// Its missing references.
     pub problems: Vec<String>,
-    /// How it stands with each of its parents, in their order.
+    /// Its status at each of its parents, in their order.
     #[serde(default)]
     pub attached: Vec<ParentStatus>,
 }
 
 impl RouteStatus {
-    /// A route of which nothing bad is known yet.
+    /// Creates the status of a route without problems.
     pub(crate) fn new(
         (kind, name): (&str, &RouteName),
         parents: impl Iterator<Item = String>,
@@ -411,7 +411,7 @@ impl RouteStatus {
         Self { kind, name, parents, rules, rule_texts, backends, problems, attached }
     }
 
-    /// Takes in why it has no say at one of its parents.
+    /// Adds the reasons why it has no effect at one of its parents.
     pub(crate) fn refuse(&mut self, parent: usize, why: impl IntoIterator<Item = String>) {
         for why in why {
             if let Some(parent) = self.attached.get_mut(parent) {
@@ -424,8 +424,8 @@ impl RouteStatus {
         }
     }
 
-    /// Takes in what decides instead of it at each port of one of its parents: it has a say there unless
-    /// something does at all of them.
+    /// Adds the objects that override it at each port of one of its parents: it is accepted there unless it is
+    /// overridden at all ports.
     pub(crate) fn contest(&mut self, parent: usize, ports: Vec<Vec<String>>) {
         let is_shut_out = !ports.iter().any(Vec::is_empty);
         for why in ports.into_iter().flatten() {
@@ -436,7 +436,7 @@ impl RouteStatus {
         }
     }
 
-    /// Takes in what it leads to and may not, or cannot.
+    /// Adds the reasons why backends are missing or not permitted.
     pub(crate) fn unresolve(&mut self, why: impl IntoIterator<Item = String>) {
         for why in why {
             for parent in &mut self.attached {
@@ -456,20 +456,20 @@ impl RouteStatus {
     }
 }
 
-/// How it stands with a route at one of its parents.
+/// The status of a route at one of its parents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParentStatus {
-    /// The service, or port of it.
+    /// The service or service port.
     pub parent: String,
-    /// Whether the parent is there and the route has a say at it.
+    /// True if the parent exists and the route is in effect there.
     pub accepted: bool,
-    /// Whether all that the route leads to is there and may be led to.
+    /// True if all backends of the route exist and are permitted.
     pub resolved: bool,
-    /// Why not, where one of both is not so.
+    /// The reasons if either is false.
     pub why: Vec<String>,
 }
 
-/// A policy, or other rules that are no routes.
+/// A policy, or rules other than routes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PolicyStatus {
     /// Its kind, such as `TrafficTarget` or `OutlierRemoval`.
@@ -477,62 +477,62 @@ pub struct PolicyStatus {
     pub kind: String,
     /// `namespace/name`.
     pub name: String,
-    /// Whose traffic it is about.
+    /// Its destination.
     pub destination: String,
-    /// Who is named.
+    /// Its sources.
     pub sources: Vec<String>,
-    /// What it says, a line for each rule.
+    /// Its contents, a line for each rule.
     pub rules: Vec<String>,
-    /// Whether it decides anything.
+    /// True if it has an effect.
     pub in_force: bool,
-    /// Why it does not: the mode, another object that decides instead, nothing that it is about.
+    /// The reason why it has no effect: the mode, an overriding object, a missing destination.
     #[serde(default)]
     pub why: Option<String>,
-    /// What it refers to and is not there; that part does nothing.
+    /// Its missing references; these parts have no effect.
     pub problems: Vec<String>,
-    /// The keys that a policy about tokens needs and that could not be read.
+    /// Keys that a JWT policy needs and that could not be read.
     #[serde(default)]
     pub missing_keys: Option<MissingKeysStatus>,
 }
 
-/// Keys of issuers that could not be read since the start.
+/// JWKS that could not be read since the start.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MissingKeysStatus {
     /// The requests that fail because of it, such as `every request`.
     pub requests: String,
-    /// Each issuer with the place of its keys and the reason.
+    /// Each issuer with its JWKS endpoint and the reason.
     pub issuers: Vec<String>,
 }
 
-/// A change, followed from where it came from to the last proxy that applied it.
+/// The progress of a change, from its source to the last proxy that applied it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// Its number.
     pub id: u64,
-    /// What it was, in words.
+    /// A description of its cause.
     pub cause: String,
-    /// How long ago its source noticed it.
+    /// The time since its source noticed it.
     pub age_ms: f64,
-    /// From there until the control plane took it in.
+    /// The time from there until the control plane processed it.
     pub seen_after_ms: f64,
-    /// From there until it was sent; absent while it waits for the quiet time.
+    /// The time from there until it was sent; absent during the debounce time.
     pub sent_after_ms: Option<f64>,
-    /// From there until the last proxy that it concerns applied it; absent while one has not.
+    /// The time from there until the last affected proxy applied it; absent while one has not.
     pub applied_after_ms: Option<f64>,
-    /// How many changes were sent with it, itself included.
+    /// The number of changes in its push, including itself.
     pub together: usize,
-    /// How many proxies it may have concerned.
+    /// The number of proxies that it may affect.
     pub concerned: usize,
-    /// How many of them were told something new.
+    /// The number of proxies that received an update.
     pub told: usize,
-    /// How many of those have applied it, or are gone.
+    /// The number of these that have applied it, or disconnected.
     pub applied: usize,
-    /// How many refusals there were.
+    /// The number of rejections (NACKs).
     pub refused: u64,
-    /// How many bytes those were sent that have applied it.
+    /// Bytes of the updates that were applied.
     pub bytes: u64,
-    /// The workloads whose sidecars have not applied it; the first ones when there are many.
+    /// Workloads with sidecars that have not applied it; the first ones if there are many.
     pub waiting: Vec<String>,
-    /// Whether what became of it is forgotten by now.
+    /// True if its progress is no longer kept.
     pub forgotten: bool,
 }

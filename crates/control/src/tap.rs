@@ -1,4 +1,4 @@
-//! Taps for operators: live requests as lines of JSON, for as long as somebody reads them.
+//! Taps for operators: live requests as lines of JSON, until the reader disconnects.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -17,12 +17,12 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::answering::decoded;
 
-/// A tap's lines, as the body of an answer. Whoever lets go of it closes the tap.
+/// The lines of a tap, as a response body. Dropping it closes the tap.
 #[derive(Debug)]
 pub(crate) struct Lines {
     tapping: Tapping,
-    /// A blank line is sent while there is no other: only a failed write tells a reader that has gone from one that
-    /// has ended its own direction.
+    /// Sends a blank line while there is no other: only a failed write distinguishes a reader that disconnected
+    /// from one that half-closed.
     blank: Interval,
 }
 
@@ -30,7 +30,7 @@ impl Lines {
     /// Opens the tap that a query describes.
     ///
     /// # Errors
-    /// The status, and what is wrong.
+    /// The status and the problem.
     pub(crate) fn open(taps: &Arc<Taps>, query: &str) -> Result<Self, (StatusCode, String)> {
         let tap = parse(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
         let tapping = taps.open(tap);
@@ -38,7 +38,7 @@ impl Lines {
             tapping.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
         let mut blank = interval(BLANK_PERIOD);
         blank.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The first tick is at once.
+        // Skips the immediate first tick.
         blank.reset();
         Ok(Self { tapping, blank })
     }
@@ -64,8 +64,8 @@ impl Body for Lines {
     }
 }
 
-/// One line for each record, with the workload whose sidecar told it, and one for what is missing. What
-/// a sidecar sends is looked at: whoever runs one decides what it says.
+/// Formats one line for each record, with the workload of the reporting sidecar, and one for lost records.
+/// Records are parsed, and their workload is overwritten: the operator of a sidecar controls its reports.
 fn text(tapped: Tapped, lost: u64) -> String {
     let workload = tapped.workload.to_string();
     let mut dropped = tapped.dropped.saturating_add(lost);
@@ -86,8 +86,8 @@ fn text(tapped: Tapped, lost: u64) -> String {
     out
 }
 
-/// Reads `service=NAMESPACE/NAME`, and optionally `path`, `method`, `status`, `from`, `side` and
-/// `per_second`, percent-encoded.
+/// Parses `service=NAMESPACE/NAME`, and optionally `path`, `method`, `status`, `from`, `side` and `per_second`,
+/// percent-encoded.
 fn parse(query: &str) -> Result<Tap, String> {
     let mut service = None;
     let mut tap = Tap {
@@ -143,7 +143,7 @@ fn parse(query: &str) -> Result<Tap, String> {
 /// The longest time without a line.
 const BLANK_PERIOD: Duration = Duration::from_secs(2);
 
-/// What each data thread tells in a second unless more is asked for.
+/// The default rate of reports per data thread and second.
 const PER_SECOND: u32 = 100;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! All registries into one bounded queue, and what they refuse.
+//! Updates of all registries, in one bounded queue, and the objects that they reject.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain};
 use leno_registry::{FileSource, Located, Rejected, Update, Warning, watch};
 use tokio::sync::{Notify, mpsc};
 
-/// Reads the files now and whenever they change, until the receiver is gone.
+/// Reads the files, again after each change, until the receiver is dropped.
 pub(crate) async fn follow(
     paths: Vec<PathBuf>,
     updates: mpsc::Sender<Update>,
@@ -18,26 +18,26 @@ pub(crate) async fn follow(
     }
 }
 
-/// What the registries said about the objects that are not, or not quite, in force.
+/// Diagnostics of the registries for objects that are not, or only partly, in force.
 #[derive(Debug, Default)]
 pub(crate) struct Remarks {
     pub(crate) rejected: Vec<Rejected>,
     pub(crate) warnings: Vec<Warning>,
-    /// The places of the objects in force, where they are read from files.
+    /// The locations of the objects in force that are read from files.
     pub(crate) locations: Vec<Located>,
-    /// Why the trust domain that the `MeshConfig` wants is not in force.
+    /// The reason why the trust domain of the `MeshConfig` is not in force.
     pub(crate) trust_domain: Option<String>,
 }
 
 impl Remarks {
-    /// Takes in an update; the changes in it are returned, fit for a mesh of `trust_domain`.
+    /// Processes an update; returns its changes, adjusted to a mesh of `trust_domain`.
     pub(crate) fn take(&mut self, update: Update, trust_domain: &TrustDomain) -> Vec<Change> {
         for warning in update.warnings.iter().filter(|now| !self.warnings.contains(now)) {
             tracing::warn!(%warning, "a document is accepted with a warning");
         }
         self.warnings = update.warnings;
         self.locations = update.locations;
-        // An update lists all that are refused as things stand; the log tells of each once.
+        // An update lists all rejected documents; each is logged once.
         for rejected in update.rejected.iter().filter(|now| !self.rejected.contains(now)) {
             tracing::warn!(%rejected, "a document is refused; an earlier good one, if any, stays in force");
         }
@@ -46,7 +46,7 @@ impl Remarks {
         changes.map(|change| self.keep_trust_domain(change, trust_domain)).collect()
     }
 
-    /// Every certificate of a running mesh is of one trust domain: that of the authority.
+    /// All certificates of a running mesh have the trust domain of the authority.
     fn keep_trust_domain(&mut self, change: Change, trust_domain: &TrustDomain) -> Change {
         let mut config = match change {
             Change::Upsert(Object::MeshConfig(config)) => config,
@@ -65,7 +65,7 @@ impl Remarks {
     }
 }
 
-/// The trust domain that the first reading of the registries asks for.
+/// Returns the trust domain that the first update of the registries requests.
 #[must_use]
 pub fn trust_domain_of(update: &Update) -> TrustDomain {
     let config = update.changes.iter().find_map(|change| match change {
@@ -75,5 +75,5 @@ pub fn trust_domain_of(update: &Update) -> TrustDomain {
     config.unwrap_or_default().trust_domain
 }
 
-/// Updates that wait for the owner of the mesh; further ones wait in their source.
+/// Maximum queued updates for the mesh owner; further ones wait in their source.
 pub const UPDATES_MAX: usize = 16;

@@ -1,4 +1,4 @@
-//! The state of the data directory: a test write, and the log lines that an output did not take.
+//! The state of the data directory: a test write, and the number of dropped log lines.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::status::DirectoryStatus;
 #[derive(Debug)]
 pub(crate) struct DataDirectory {
     path: PathBuf,
-    /// Log lines that were dropped lately.
+    /// Recently dropped log lines.
     log_lines_dropped: AtomicU64,
     authority_problem: Mutex<Option<String>>,
 }
@@ -29,7 +29,7 @@ impl DataDirectory {
         })
     }
 
-    /// Reads the counter of dropped log lines, for as long as the control plane lives.
+    /// Reads the counter of dropped log lines periodically, for the lifetime of the control plane.
     pub(crate) async fn watch_log(&self) {
         let mut lines = DroppedLines::default();
         loop {
@@ -39,7 +39,7 @@ impl DataDirectory {
         }
     }
 
-    /// Notes the error of the files of the authority; returns true if it differs from the one before.
+    /// Records the error of the authority's files; returns true if it differs from the previous one.
     pub(crate) fn note_authority(&self, problem: Option<String>) -> bool {
         let mut noted = self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = *noted != problem;
@@ -47,7 +47,7 @@ impl DataDirectory {
         is_new
     }
 
-    /// The result of a test write; none while the process ends.
+    /// Returns the result of a test write; `None` while the process ends.
     pub(crate) async fn status(&self) -> Option<DirectoryStatus> {
         let path = self.path.clone();
         let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
@@ -62,7 +62,8 @@ impl DataDirectory {
     }
 }
 
-/// The error of a small write to the directory, if it fails. Nothing is written to a directory that another user controls.
+/// Returns the error of a small write to the directory, if it fails. Nothing is written to a directory that
+/// another user controls.
 fn problem(directory: &Path) -> Option<String> {
     if let Err(error) = check_private_directory(directory) {
         return Some(error.to_string());
@@ -75,19 +76,19 @@ fn problem(directory: &Path) -> Option<String> {
     written.and(removed).err().map(|error| error.to_string())
 }
 
-/// More than file systems keep within an inode.
+/// More bytes than file systems store within an inode.
 fn write(path: &Path) -> io::Result<()> {
     let mut file = std::fs::File::options().write(true).create_new(true).open(path)?;
     file.write_all(&[0; TEST_BYTES])
 }
 
-/// A name that no other file of the directory has.
+/// Returns a file name that is unique in the directory.
 fn draft(directory: &Path) -> PathBuf {
     let number = WRITES.fetch_add(1, Ordering::Relaxed);
     directory.join(format!(".write-test-{}-{number}", std::process::id()))
 }
 
-/// The time between two readings of the counter of dropped log lines.
+/// The interval of reading the counter of dropped log lines.
 const LOG_LOOK_PERIOD: Duration = Duration::from_secs(2);
 
 static WRITES: AtomicU64 = AtomicU64::new(0);

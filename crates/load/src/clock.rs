@@ -1,4 +1,4 @@
-//! Time since the start of a run, and waiting for a moment more exactly than a millisecond.
+//! Run-relative time, and timers with better than millisecond resolution.
 
 use std::io;
 use std::time::Duration;
@@ -11,59 +11,59 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio::time::{Instant, sleep};
 
-/// Time since the start of a run, as the runtime counts it.
+/// The runtime's time since the start of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
     start: Instant,
 }
 
 impl Clock {
-    /// The run starts now.
+    /// Starts the clock.
     pub(crate) fn start() -> Self {
         Self { start: Instant::now() }
     }
 
-    /// Time since the start.
+    /// Returns the time since the start.
     pub(crate) fn now(self) -> Duration {
         self.start.elapsed()
     }
 
-    /// That moment, for the timers of the runtime.
+    /// Converts a time since the start for the runtime's timers.
     pub(crate) fn instant(self, since_start: Duration) -> Instant {
         self.start + since_start
     }
 }
 
-/// An alarm of the kernel. The runtime's own timers tick in milliseconds: requests would leave
-/// in bursts, and late by more than many servers take to answer.
+/// A kernel timer. The runtime's own timers have millisecond ticks: requests would be sent in bursts, and later
+/// than many servers take to respond.
 #[derive(Debug)]
 pub(crate) struct Alarm {
-    /// A timer is read like a pipe: nothing until it rings, then how often it rang.
+    /// A timerfd is readable like a pipe: empty until it fires, then the number of expirations.
     timer: Option<Receiver>,
 }
 
 impl Alarm {
-    /// An alarm that is not set. Must be made inside a runtime.
+    /// Creates an unarmed kernel timer. Must be called within a runtime.
     pub(crate) fn of_the_kernel() -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         Ok(Self { timer: Some(Receiver::from_owned_fd_unchecked(timer)?) })
     }
 
-    /// An alarm that follows the clock of the runtime, even where that is not the true one.
+    /// Creates an alarm that follows the runtime's clock, even if that is a mock.
     #[cfg(test)]
     pub(crate) const fn of_the_runtime() -> Self {
         Self { timer: None }
     }
 
-    /// Waits. Waiting again forgets a wait that was given up.
+    /// Waits for the delay. A new wait replaces a cancelled one.
     pub(crate) async fn after(&mut self, delay: Duration) {
         if let Some(timer) = &mut self.timer
             && ring(timer, delay).await.is_ok()
         {
             return;
         }
-        // Coarser, but the run goes on.
+        // Coarser, but the run continues.
         sleep(delay).await;
     }
 }
@@ -73,13 +73,13 @@ async fn ring(timer: &mut Receiver, delay: Duration) -> io::Result<()> {
         it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
         it_value: Timespec {
             tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
-            // Zero would switch the timer off instead of firing at once.
+            // Zero would disarm the timer instead of firing at once.
             tv_nsec: i64::from(delay.subsec_nanos()).max(1),
         },
     };
     timerfd_settime(&*timer, TimerfdTimerFlags::empty(), &once)?;
-    // Room for more than the 8 bytes that come: a short read tells the runtime that the timer
-    // is empty and saves asking it once more.
+    // More than the 8 bytes that are read: a short read shows the runtime that the timer is empty, which saves
+    // another read.
     timer.read(&mut [0; 16]).await.map(|_| ())
 }
 

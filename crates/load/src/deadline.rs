@@ -1,12 +1,12 @@
-//! A timeout that costs nothing while nothing times out.
+//! A request timeout without cost unless a timer fires.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A deadline that moves with every request. The timer of the runtime is touched only when it
-/// rings: once for each timeout that passes instead of once for each request.
+/// A deadline that moves with every request. The runtime's timer is reset only when it fires: once per elapsed
+/// timeout instead of once per request.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -18,13 +18,13 @@ impl Deadline {
         Self { at, timer: Box::pin(sleep_until(at)) }
     }
 
-    /// Moves it; only ever later.
+    /// Moves the deadline; only ever later.
     pub(crate) fn set(&mut self, at: Instant) {
         debug_assert!(at >= self.at, "each request has the same time");
         self.at = at;
     }
 
-    /// Ready when it has passed.
+    /// Returns ready once the deadline has passed.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while self.timer.as_mut().poll(context).is_ready() {
             if self.at <= self.timer.deadline() {

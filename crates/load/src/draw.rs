@@ -1,16 +1,16 @@
-//! Which target is next: by weight, in an order that the seed decides.
+//! Weighted random selection of targets, determined by a seed.
 
-/// Draws targets by weight; the same seed gives the same order.
+/// Selects targets by weight; the same seed gives the same order.
 #[derive(Debug)]
 pub(crate) struct Draw {
     state: u64,
-    /// The sum of weights up to and including each target's.
+    /// The cumulative weights of the targets.
     sums: Vec<u64>,
     total: u64,
 }
 
 impl Draw {
-    /// Needs one weight above 0; then targets of weight 0 are never drawn.
+    /// Requires a weight above 0; targets of weight 0 are never selected.
     pub(crate) fn new(weights: impl Iterator<Item = u32>, seed: u64) -> Self {
         let mut total = 0;
         let sums = weights
@@ -23,17 +23,17 @@ impl Draw {
         Self { state: seed, sums, total }
     }
 
-    /// The index of the next target.
+    /// Returns the index of the next target.
     pub(crate) fn next(&mut self) -> usize {
         if self.sums.len() == 1 {
             return 0;
         }
-        // Scaled by multiplication: uneven by less than one part in 2^32.
+        // Scaled by multiplication: the bias is less than one part in 2^32.
         let scaled = (u128::from(self.random()) * u128::from(self.total)) >> 64;
         self.sums.partition_point(|sum| u128::from(*sum) <= scaled)
     }
 
-    /// SplitMix64: small, even, and good from any seed.
+    /// SplitMix64: small, uniform, and good with any seed.
     fn random(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,5 +1,4 @@
-//! Driving a plan on one thread: workers that take turns, each with one request under way at a
-//! time.
+//! Runs a plan on one thread: workers take turns, each with one request in progress at a time.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,31 +23,29 @@ use crate::window::{Mark, Window};
 use crate::world::{Machine, Surroundings, World};
 use crate::{http1, http2};
 
-/// Sends what the plan says and reports what came of it. `progress` is updated ten times a
-/// second.
+/// Sends the requests of a plan and reports their results. `progress` is updated ten times a second.
 ///
-/// Everything runs on the calling thread: give it a current-thread runtime of its own, or use
-/// [`drive_on_threads`](crate::drive_on_threads). Dropping the future ends the run without a
-/// report.
+/// Everything runs on the calling thread: use a dedicated current-thread runtime, or
+/// [`drive_on_threads`](crate::drive_on_threads). Dropping the future ends the run without a report.
 ///
 /// # Errors
-/// [`DriveError`] when the plan cannot be driven or the system has no timer left.
+/// [`DriveError`] if the plan is invalid or no timer is available.
 pub async fn drive(plan: Plan, progress: watch::Sender<Counters>) -> Result<Report, DriveError> {
     plan.check()?;
     let order = Order { plan, share: Share::WHOLE, stop: Stop::default(), progress };
     order.carry_out(Machine).await
 }
 
-/// A plan was not driven.
+/// The reason why a plan was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum DriveError {
-    /// The plan itself cannot be driven.
+    /// The plan is invalid.
     #[error(transparent)]
     Plan(#[from] InvalidPlan),
-    /// The kernel gave no timer.
+    /// The kernel provided no timer.
     #[error("no timer to keep the pace with: raise the limit of open files")]
     Timer(#[source] io::Error),
-    /// The kernel gave no thread, or no event queue for one.
+    /// The kernel provided no thread, or no event queue for one.
     #[error("a thread of the load generator cannot be started")]
     Thread(#[source] io::Error),
     /// A thread ended without a report.
@@ -56,10 +53,10 @@ pub enum DriveError {
     Failed,
 }
 
-/// What one thread is to do.
+/// The task of one thread.
 #[derive(Debug)]
 pub(crate) struct Order {
-    /// A plan that was checked.
+    /// A validated plan.
     pub(crate) plan: Plan,
     pub(crate) share: Share,
     pub(crate) stop: Stop,
@@ -67,7 +64,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Does it.
+    /// Runs it.
     pub(crate) async fn carry_out<W: World>(self, world: W) -> Result<Report, DriveError> {
         let mut workers = Workers::new(&self.plan, self.share)?;
         let crew = Rc::new(Crew::new(&self.plan, self.share, world)?);
@@ -78,7 +75,7 @@ impl Order {
         Ok(crew.close(&self.progress))
     }
 
-    /// Runs the workers until the last has ended.
+    /// Runs the workers until the last one has ended.
     async fn work<W: World>(&self, crew: &Rc<Crew<W>>, workers: &mut Workers) {
         let mut running = JoinSet::new();
         let warm_up = self.plan.warm_up;
@@ -110,14 +107,14 @@ impl Order {
     }
 }
 
-/// The workers of a thread before they begin.
+/// The workers of a thread before they start.
 struct Workers {
     connections: u64,
     streams: usize,
     requests: Requests,
 }
 
-/// What the workers send.
+/// The prepared requests of the workers.
 enum Requests {
     Http1(http1::Requests),
     Http2(http2::Requests),
@@ -156,21 +153,21 @@ impl Workers {
     }
 }
 
-/// What the workers of a thread share.
+/// The shared state of a thread's workers.
 struct Crew<W> {
     around: Surroundings<W>,
     schedule: RefCell<Schedule>,
     draw: RefCell<Draw>,
-    /// Workers that are free queue here; the first of them waits for the next request.
+    /// Idle workers queue here; the first of them waits for the next request.
     alarm: Mutex<Alarm>,
-    /// What a worker does after it could not connect; the clock paces an open run anyway.
+    /// The pause of a worker after a failed connection attempt; an open run is paced by the clock anyway.
     pause: Option<Duration>,
     ledger: RefCell<Ledger>,
-    /// The beginning and the end of the measured time, as far as they have come.
+    /// The start and the end of the measurement, once reached.
     marks: RefCell<Vec<Mark>>,
 }
 
-/// A request that a worker is to send.
+/// A request assigned to a worker.
 #[derive(Clone, Copy)]
 struct Turned {
     target: usize,
@@ -196,11 +193,11 @@ impl<W: World> Crew<W> {
         })
     }
 
-    /// The next request, when it is due; `None` when the run is over. It is `now`.
+    /// Returns the next request when it is due; `None` when the run is over. The current time is `now`.
     async fn next(&self, now: Duration) -> Option<Turned> {
         match self.turn(now) {
             Ok(turned) => turned,
-            // Nothing is due: to the end of the queue.
+            // No request is due: rejoin the queue.
             Err(_) => self.wait().await,
         }
     }
@@ -216,7 +213,7 @@ impl<W: World> Crew<W> {
         }
     }
 
-    /// The request that is due, or `None` when the run is over, or when to ask again.
+    /// Returns the request that is due, `None` if the run is over, or the time of the next check.
     fn turn(&self, now: Duration) -> Result<Option<Turned>, Duration> {
         let mut schedule = self.schedule.borrow_mut();
         match schedule.turn(now) {
@@ -229,14 +226,14 @@ impl<W: World> Crew<W> {
         }
     }
 
-    /// Notes the beginning or the end of the measured time.
+    /// Records the start or the end of the measurement.
     fn mark(&self) {
         let now = self.around.clock.now();
         let mark = Mark::now(now, &self.ledger.borrow(), &self.around.meter);
         self.marks.borrow_mut().push(mark);
     }
 
-    /// Charges what was due and never sent, and closes the books.
+    /// Records due but unsent requests, and completes the report.
     fn close(self, progress: &watch::Sender<Counters>) -> Report {
         self.mark();
         let mut schedule = self.schedule.into_inner();
@@ -248,20 +245,20 @@ impl<W: World> Crew<W> {
         progress.send_replace(ledger.counters(self.around.clock.now()));
         let window = match self.marks.into_inner().as_slice() {
             [first, last, ..] => Window::between(first, last),
-            // It was stopped during the warm-up.
+            // Stopped during the warm-up.
             _ => Window::default(),
         };
         ledger.into_report(&window)
     }
 }
 
-/// One request under way at a time.
+/// Has one request in progress at a time.
 struct Worker<W: World> {
     crew: Rc<Crew<W>>,
     carrier: Carrier<W::Stream>,
 }
 
-/// How requests travel.
+/// The transport of requests.
 enum Carrier<S> {
     Http1(http1::Lines<S>),
     Http2(http2::Streams),
@@ -306,9 +303,8 @@ impl<W: World> Worker<W> {
     }
 }
 
-/// Often enough to look alive, too seldom to be measured.
+/// Short enough for a live display, too long to affect the measurement.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Without it a closed run against a port that nobody listens on would do nothing but fail,
-/// as fast as the kernel can.
+/// Without it, a closed run against a port without a listener would fail as fast as the kernel can.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);

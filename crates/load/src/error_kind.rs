@@ -1,27 +1,27 @@
-//! Why a request did not succeed: kinds that are counted one by one.
+//! Classification of failed requests; each kind has its own counter.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Why there was no response.
+/// The reason why there was no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The connection was refused, or there was no way to the server.
+    /// The connection was refused, or the server was unreachable.
     Connect,
-    /// The connection was not accepted in time.
+    /// The connection timed out.
     ConnectTimeout,
-    /// The response was not complete in time.
+    /// The response was not complete within the timeout.
     Timeout,
     /// The connection or the stream was reset.
     Reset,
     /// The connection was closed before the response was complete.
     Closed,
-    /// The response was not valid in its protocol, or was followed by what nobody asked for.
+    /// The response was malformed, or followed by unsolicited bytes.
     Malformed,
-    /// The request was due, but no connection was free to send it before the run was over.
+    /// The request was due, but no connection was free before the run was over.
     Unsent,
-    /// This machine had no port, file or memory left: no fault of the server.
+    /// This machine had no port, file or memory left: not an error of the server.
     Exhausted,
     /// Any other failure of the operating system.
     Other,
@@ -41,7 +41,7 @@ impl ErrorKind {
         Self::Other,
     ];
 
-    /// Its word in reports.
+    /// Returns its label in reports.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -57,17 +57,17 @@ impl ErrorKind {
         }
     }
 
-    /// What it is that a connection could not be opened.
+    /// Classifies a connection error.
     pub(crate) fn of_connecting(error: &io::Error) -> Self {
         match error.kind() {
-            // `connect` says so when all local ports are taken.
+            // `connect` returns this if all local ports are in use.
             io::ErrorKind::AddrNotAvailable => Self::Exhausted,
             _ if is_exhausted(error) => Self::Exhausted,
             _ => Self::Connect,
         }
     }
 
-    /// What it is that an open connection failed.
+    /// Classifies an error of an open connection.
     pub(crate) fn of_transfer(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionReset
@@ -86,16 +86,16 @@ fn is_exhausted(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
-/// The word of a gRPC status in reports; its number is its place.
+/// Returns the label of a gRPC status in reports.
 #[must_use]
 pub(crate) fn grpc_label(code: u8) -> &'static str {
     GRPC_LABELS.get(usize::from(code)).copied().unwrap_or("grpc-unknown")
 }
 
-/// The status of gRPC that every number above the known ones means, too.
+/// The gRPC status that also stands for numbers above the known ones.
 pub(crate) const GRPC_UNKNOWN: u8 = 2;
 
-/// How many statuses gRPC has.
+/// The number of gRPC statuses.
 pub(crate) const GRPC_STATUSES: usize = GRPC_LABELS.len();
 
 const GRPC_LABELS: [&str; 17] = [

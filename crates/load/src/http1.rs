@@ -1,4 +1,4 @@
-//! HTTP/1.1: one request under way on each connection.
+//! HTTP/1.1 client: one request in progress per connection.
 
 mod exchange;
 mod request;
@@ -22,22 +22,22 @@ use crate::plan::{InvalidPlan, Plan, Reuse};
 use crate::report::Answer;
 use crate::world::{Surroundings, World};
 
-/// The requests of a plan, as they are sent.
+/// The serialized requests of a plan.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests(Rc<[Request]>);
 
 impl Requests {
-    /// Writes all requests.
+    /// Serializes all requests.
     ///
     /// # Errors
-    /// The first that would not be valid.
+    /// The first invalid request.
     pub(crate) fn new(plan: &Plan) -> Result<Self, InvalidPlan> {
         let requests = plan.targets.iter().map(|target| Request::new(target, plan.reuse));
         requests.collect::<Result<Rc<[Request]>, InvalidPlan>>().map(Self)
     }
 }
 
-/// What one worker has: connections that are kept, one for each address.
+/// The state of one worker: kept connections, one per address.
 #[derive(Debug)]
 pub(crate) struct Lines<S> {
     requests: Requests,
@@ -62,7 +62,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
         }
     }
 
-    /// Sends a request on the kept connection, or on a new one, and reads its response; it is
+    /// Sends a request on the kept connection, or on a new one, and reads its response. The current time is
     /// `now`.
     pub(crate) async fn send<W>(
         &mut self,
@@ -95,8 +95,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
         Ok(Answer { status: received.status, grpc: None })
     }
 
-    /// Waits until the server has closed a connection that carries no further request. If we
-    /// were always the first to close, the ports of this machine would soon run out.
+    /// Waits until the server has closed a connection that is not reused. If the client always closed first,
+    /// this machine would soon run out of ports.
     pub(crate) async fn part<W>(&mut self, around: &Surroundings<W>)
     where
         W: World<Stream = S>,
@@ -114,18 +114,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
                 }
             }
         });
-        // Some servers keep what they were asked to close.
+        // Some servers do not close the connection as requested.
         drop(timeout(around.timeout.min(PARTING_MAX), closed).await);
     }
 }
 
-/// Gives a kept connection back if it is still open and quiet. Costs no system call if nothing
-/// happened to it.
+/// Returns a kept connection if it is still open and idle. Costs no system call unless there was an event on
+/// it.
 fn quiet<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
     let mut context = Context::from_waker(Waker::noop());
     let read = Pin::new(&mut stream).poll_read(&mut context, &mut ReadBuf::new(&mut [0]));
     read.is_pending().then_some(stream)
 }
 
-/// How long a server may take to close a connection that it was asked to close.
+/// The timeout for a server to close a connection.
 const PARTING_MAX: Duration = Duration::from_secs(1);

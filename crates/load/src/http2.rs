@@ -1,4 +1,4 @@
-//! HTTP/2 with prior knowledge, and gRPC over it: several requests under way on each connection.
+//! HTTP/2 client with prior knowledge, and gRPC over it: several requests in progress per connection.
 
 mod call;
 mod metered;
@@ -25,27 +25,27 @@ use crate::plan::{InvalidPlan, Plan, Reuse};
 use crate::report::Answer;
 use crate::world::{Surroundings, World};
 
-/// The requests of a plan, as they are sent.
+/// The prepared requests of a plan.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests(Rc<[Request]>);
 
 impl Requests {
-    /// Makes all requests.
+    /// Prepares all requests.
     ///
     /// # Errors
-    /// The first that would not be valid.
+    /// The first invalid request.
     pub(crate) fn new(plan: &Plan) -> Result<Self, InvalidPlan> {
         let requests = plan.targets.iter().map(|target| Request::new(target, plan.protocol));
         requests.collect::<Result<Rc<[Request]>, InvalidPlan>>().map(Self)
     }
 }
 
-/// The connections that several workers share, one for each address.
+/// The connections that several workers share, one per address.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Whoever finds none opens one, while the others wait for it.
+    /// A worker that finds no connection opens one, while the others wait for it.
     senders: Vec<Mutex<Option<SendRequest<Bytes>>>>,
-    /// What reads and writes the connections.
+    /// The tasks that read and write the connections.
     drivers: RefCell<JoinSet<()>>,
 }
 
@@ -55,7 +55,7 @@ impl Shared {
         Self { senders, drivers: RefCell::default() }
     }
 
-    /// A connection that takes requests.
+    /// Returns a connection that accepts requests.
     async fn lease<W: World>(
         &self,
         around: &Surroundings<W>,
@@ -89,7 +89,7 @@ impl Shared {
     }
 }
 
-/// What one worker has: its place on shared connections.
+/// The state of one worker on shared connections.
 #[derive(Debug)]
 pub(crate) struct Streams {
     requests: Requests,
@@ -127,34 +127,34 @@ impl Streams {
     }
 }
 
-/// Whether a connection takes requests, as far as we have heard.
+/// True if a connection accepts requests, as far as known.
 async fn is_open(sender: &mut SendRequest<Bytes>) -> bool {
     let ready = poll_fn(|context| Poll::Ready(sender.poll_ready(context))).await;
     !matches!(ready, Poll::Ready(Err(_)))
 }
 
-/// Begins HTTP/2 on a new connection.
+/// Starts HTTP/2 on a new connection.
 async fn handshake<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     stream: S,
 ) -> Result<(SendRequest<Bytes>, impl Future<Output = ()> + 'static), ErrorKind> {
     let mut builder = Builder::new();
     builder
         .enable_push(false)
-        // Requests that time out are reset, however many: the connection is not to suffer.
+        // Timed-out requests are reset, in any number, without closing the connection.
         .max_concurrent_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(None)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let opened = builder.handshake::<S, Bytes>(stream).await;
     let (sender, connection) = opened.map_err(|error| call::kind(&error))?;
-    // Its error reaches every request that was under way.
+    // Every request in progress receives the connection's error.
     Ok((sender, async move { drop(connection.await) }))
 }
 
-/// Answers to that many requests that have timed out are recognised when they come after all.
+/// Late responses to so many timed-out requests are still recognized.
 const RESET_STREAMS_MAX: usize = 10_000;
 
-/// The server is measured, not the flow control: room for most bodies.
+/// Large enough for most bodies: the server is measured, not flow control.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
 /// The same for all streams of a connection together.

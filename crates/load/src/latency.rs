@@ -1,10 +1,10 @@
-//! How long requests took: histograms that can be added up.
+//! Mergeable latency histograms.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// How long requests took: a histogram that is right to one part in a thousand.
+/// A latency histogram with a precision of one part in a thousand.
 #[derive(Debug, Clone)]
 pub struct Latency {
     nanoseconds: Histogram<u64>,
@@ -18,55 +18,55 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// How many requests were timed.
+    /// Returns the number of timed requests.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.nanoseconds.len()
     }
 
-    /// Half of the requests took no longer.
+    /// Returns the median.
     #[must_use]
     pub fn p50(&self) -> Option<Duration> {
         self.quantile(0.5)
     }
 
-    /// Nine tenths of the requests took no longer.
+    /// Returns the 90th percentile.
     #[must_use]
     pub fn p90(&self) -> Option<Duration> {
         self.quantile(0.9)
     }
 
-    /// All but one in a hundred took no longer.
+    /// Returns the 99th percentile.
     #[must_use]
     pub fn p99(&self) -> Option<Duration> {
         self.quantile(0.99)
     }
 
-    /// All but one in a thousand took no longer.
+    /// Returns the 99.9th percentile.
     #[must_use]
     pub fn p999(&self) -> Option<Duration> {
         self.quantile(0.999)
     }
 
-    /// None took less.
+    /// Returns the minimum.
     #[must_use]
     pub fn min(&self) -> Option<Duration> {
         (self.count() > 0).then(|| Duration::from_nanos(self.nanoseconds.min()))
     }
 
-    /// None took longer.
+    /// Returns the maximum.
     #[must_use]
     pub fn max(&self) -> Option<Duration> {
         (self.count() > 0).then(|| Duration::from_nanos(self.nanoseconds.max()))
     }
 
-    /// The mean; it says little about latencies, but other tools print it.
+    /// Returns the mean; a poor measure of latency, but other tools print it.
     #[must_use]
     pub fn mean(&self) -> Option<Duration> {
         (self.count() > 0).then(|| Duration::from_nanos(self.nanoseconds.mean() as u64))
     }
 
-    /// What this part of the requests, 0 to 1, did not exceed; `None` without requests.
+    /// Returns the quantile for a fraction of 0 to 1; `None` without requests.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let max = self.nanoseconds.max();
@@ -74,13 +74,13 @@ impl Latency {
         (self.count() > 0).then(|| Duration::from_nanos(nanoseconds))
     }
 
-    /// How many requests took this long or longer, to the resolution of the histogram.
+    /// Returns the number of requests with at least this latency, to the resolution of the histogram.
     #[must_use]
     pub fn count_from(&self, least: Duration) -> u64 {
         self.nanoseconds.count_between(nanoseconds(least), u64::MAX)
     }
 
-    /// Longer than an hour counts as an hour.
+    /// Records a latency; values above an hour count as an hour.
     pub(crate) fn record(&mut self, latency: Duration) {
         self.nanoseconds.saturating_record(nanoseconds(latency));
     }
@@ -94,8 +94,8 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Finer than any answer over a socket.
+/// Below the latency of any socket.
 const LATENCY_NS_MIN: u64 = 100;
 
-/// An hour.
+/// One hour.
 const LATENCY_NS_MAX: u64 = 3_600_000_000_000;

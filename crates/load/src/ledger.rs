@@ -1,4 +1,4 @@
-//! The books of a run: what is reported in the end and what is shown meanwhile.
+//! Counters and results of a run, for the final report and live progress.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use crate::report::{Answer, Report, TargetReport};
 use crate::timeline::Timeline;
 use crate::window::Window;
 
-/// How a run is going. Counts begin again when the warm-up ends.
+/// The progress of a run. Counts restart when the warm-up ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Since the start, warm-up included.
+    /// The time since the start, including the warm-up.
     pub elapsed: Duration,
-    /// Whether the warm-up is over.
+    /// True once the warm-up is over.
     pub measuring: bool,
     /// Responses and failures.
     pub requests: u64,
@@ -23,7 +23,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Two threads together.
+    /// Returns the sum of two threads' counters.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             elapsed: self.elapsed.max(other.elapsed),
@@ -35,29 +35,29 @@ impl Counters {
     }
 }
 
-/// What came of one request.
+/// The result of one request.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) target: usize,
-    /// When it was due, since the start.
+    /// The time at which it was due, since the start.
     pub(crate) due: Duration,
-    /// When its end was known, since the start.
+    /// The time at which its result was known, since the start.
     pub(crate) done: Duration,
     pub(crate) result: Result<Answer, ErrorKind>,
-    /// Whether it counts.
+    /// True if it counts.
     pub(crate) measured: bool,
 }
 
-/// The books of a run.
+/// The recorded results of a run.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     warm_up: Duration,
     targets: Vec<TargetReport>,
     timeline: Timeline,
     counters: Counters,
-    /// Responses since the start, warm-up included.
+    /// Responses since the start, including the warm-up.
     pub(crate) answered: u64,
-    /// Failures since the start, warm-up included.
+    /// Failures since the start, including the warm-up.
     pub(crate) failed: u64,
 }
 
@@ -73,7 +73,7 @@ impl Ledger {
         }
     }
 
-    /// Enters a request that was sent, or that could not be.
+    /// Records a request that was sent, or could not be sent.
     pub(crate) fn record(&mut self, outcome: &Outcome) {
         match outcome.result {
             Ok(_) => self.answered += 1,
@@ -85,7 +85,7 @@ impl Ledger {
         self.enter(outcome);
     }
 
-    /// Enters a request that was due and never sent.
+    /// Records a request that was due and never sent.
     pub(crate) fn record_unsent(&mut self, target: usize, due: Duration) {
         let Some(at) = due.checked_sub(self.warm_up) else {
             return;
@@ -95,12 +95,12 @@ impl Ledger {
         self.enter(&Outcome { target, due, done: due, result, measured: true });
     }
 
-    /// How it is going, `elapsed` after the start.
+    /// Returns the progress, `elapsed` after the start.
     pub(crate) fn counters(&self, elapsed: Duration) -> Counters {
         Counters { elapsed, ..self.counters }
     }
 
-    /// Closes the books.
+    /// Completes the report.
     pub(crate) fn into_report(self, window: &Window) -> Report {
         Report {
             targets: self.targets,
@@ -144,7 +144,7 @@ fn latency(outcome: &Outcome) -> Duration {
     outcome.done.saturating_sub(outcome.due)
 }
 
-/// The latency of a request that succeeded.
+/// Returns the latency of a successful request.
 fn success(outcome: &Outcome) -> Option<Duration> {
     let success = outcome.result.is_ok_and(Answer::is_success);
     success.then(|| latency(outcome))

@@ -1,10 +1,9 @@
-//! The load generator: it knows nothing of the mesh, so it cannot flatter it.
+//! Leno's load generator: independent of the mesh, so that it cannot favor it.
 //!
-//! [`drive`] sends the requests of a [`Plan`] at its [`Pace`] and gives back a [`Report`] in which
-//! every request is either a response with its status or an error with its kind. With an open
-//! pace a latency counts from the moment the request was due, so that a server which stalls
-//! answers for all the requests it kept waiting, not only for those it had been sent.
-//! [`drive_on_threads`] does the same on as many cores as one likes.
+//! [`drive`] sends the requests of a [`Plan`] at its [`Pace`] and returns a [`Report`] with a status or an
+//! error kind for every request. With an open pace, latencies are measured from the time a request was due, so
+//! that a stall of the server counts for all delayed requests, not only for those already sent (no coordinated
+//! omission). [`drive_on_threads`] does the same on several cores.
 
 mod clock;
 mod deadline;

@@ -1,35 +1,35 @@
-//! What to send, where, how fast and for how long.
+//! Plan of a run: targets, protocol, pace and duration.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use leno_wire::http1::Malformed;
 
-/// What to send, where, how fast and for how long.
+/// Plan of a run: targets, protocol, pace and duration.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What to send; at least one.
+    /// The targets; at least one.
     pub targets: Vec<Target>,
-    /// What is spoken.
+    /// The protocol.
     pub protocol: Protocol,
-    /// What becomes of a connection after its response.
+    /// The reuse of connections.
     pub reuse: Reuse,
-    /// How fast.
+    /// The pace.
     pub pace: Pace,
-    /// How long requests are started and measured, after the warm-up.
+    /// The time in which requests are started and measured, after the warm-up.
     pub duration: Duration,
-    /// How long requests are sent before any is measured.
+    /// The time in which requests are sent and not measured.
     pub warm_up: Duration,
-    /// After how many measured requests the run ends even if the time is not over.
+    /// The maximum number of measured requests, which ends the run early.
     pub requests: Option<u64>,
-    /// How long a connection may take to open, and how long a response may take to arrive.
+    /// The timeout of opening a connection, and of receiving a response.
     pub timeout: Duration,
-    /// Decides the order of targets: the same seed, the same order.
+    /// The seed of the order of targets.
     pub seed: u64,
 }
 
 impl Plan {
-    /// HTTP/1.1 over one kept connection for ten seconds, in a closed loop: a start for others.
+    /// Creates a default plan: HTTP/1.1 over one kept connection for ten seconds, in a closed loop.
     #[must_use]
     pub const fn new(targets: Vec<Target>) -> Self {
         Self {
@@ -46,31 +46,31 @@ impl Plan {
     }
 }
 
-/// One kind of request.
+/// A request type.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// Its name in the report, unique in the plan.
     pub name: String,
-    /// Where to connect: the server, or the proxy for [`Form::Absolute`].
+    /// The address to connect to: the server, or the proxy for [`Form::Absolute`].
     pub address: SocketAddr,
-    /// How the target is written in the request line; HTTP/1.1 only.
+    /// The form of the request target; HTTP/1.1 only.
     pub form: Form,
-    /// The method; with gRPC always POST.
+    /// The method; always POST for gRPC.
     pub method: String,
     /// The path, with the query if any.
     pub path: String,
-    /// The value of `Host` or `:authority`: a name or address, perhaps with a port.
+    /// The value of `Host` or `:authority`: a name or address, optionally with a port.
     pub host: String,
-    /// Further headers; `host` and `content-length` are written by us.
+    /// Further headers; `host` and `content-length` are added automatically.
     pub headers: Vec<(String, String)>,
-    /// The body, perhaps empty; with gRPC the message.
+    /// The body, possibly empty; for gRPC the message.
     pub body: Vec<u8>,
-    /// Its share of the requests, relative to the sum over the targets; 0 takes nothing.
+    /// Its weight relative to the sum over the targets; 0 means no requests.
     pub weight: u32,
 }
 
 impl Target {
-    /// A GET with weight 1 and nothing special about it.
+    /// Creates a plain GET with weight 1.
     #[must_use]
     pub fn get(name: &str, address: SocketAddr, host: &str, path: &str) -> Self {
         Self {
@@ -87,36 +87,36 @@ impl Target {
     }
 }
 
-/// How the target is written in the request line.
+/// The form of the request target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Form {
-    /// `/path`, as servers expect it.
+    /// `/path`, as origin servers expect it.
     #[default]
     Origin,
     /// `http://host/path`, as HTTP proxies expect it.
     Absolute,
 }
 
-/// What is spoken on the connections.
+/// The protocol of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// HTTP/1.1: one request under way on each connection.
+    /// HTTP/1.1: one request in progress per connection.
     #[default]
     Http1,
     /// HTTP/2 with prior knowledge.
     Http2 {
-        /// How many requests can be under way on each connection.
+        /// Maximum requests in progress per connection.
         streams: usize,
     },
-    /// gRPC, one message each way, over HTTP/2 with prior knowledge.
+    /// gRPC, unary calls over HTTP/2 with prior knowledge.
     Grpc {
-        /// How many calls can be under way on each connection.
+        /// Maximum calls in progress per connection.
         streams: usize,
     },
 }
 
 impl Protocol {
-    /// How many requests can be under way on each connection.
+    /// Returns the maximum number of requests in progress per connection.
     #[must_use]
     pub const fn streams(self) -> usize {
         match self {
@@ -126,37 +126,37 @@ impl Protocol {
     }
 }
 
-/// What becomes of a connection after its response.
+/// The reuse of connections after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reuse {
-    /// It is kept for the next request.
+    /// Kept for the next request.
     #[default]
     Keep,
-    /// It is closed: each request opens one of its own, which is part of its latency.
+    /// Closed: each request opens a connection, which is part of its latency.
     Fresh,
 }
 
-/// How fast requests are sent.
+/// The pace of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// Each of the connections sends its next request when the last is answered. Shows what a
-    /// server can do at most; latencies are only those of a server that is never kept waiting.
+    /// Closed loop: each connection sends its next request after the last response. It shows the maximum
+    /// throughput of a server; the latencies are those without queueing.
     Closed {
-        /// How many connections there are.
+        /// The number of connections.
         connections: usize,
     },
-    /// Requests are due at a constant rate, whatever the server does. Latencies count from then.
+    /// Open loop: requests are due at a constant rate, independent of the server, and latencies are measured
+    /// from their due time.
     Open {
         /// Requests per second.
         rate: u32,
-        /// How many connections there are. When all are busy, requests that are due wait, at
-        /// the server's expense.
+        /// The number of connections. While all are busy, due requests wait, which counts as latency.
         connections: usize,
     },
 }
 
 impl Pace {
-    /// How many connections there are.
+    /// Returns the number of connections.
     #[must_use]
     pub const fn connections(self) -> usize {
         match self {
@@ -166,7 +166,7 @@ impl Pace {
 }
 
 impl Plan {
-    /// Checks all but what the requests look like.
+    /// Validates everything but the requests.
     pub(crate) fn check(&self) -> Result<(), InvalidPlan> {
         let connections = self.pace.connections();
         if connections == 0 || connections > CONNECTIONS_MAX {
@@ -212,63 +212,63 @@ impl Plan {
     }
 }
 
-/// A plan that cannot be driven.
+/// The reason why a plan is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPlan {
-    /// No connections, or too many.
+    /// Zero connections, or too many.
     #[error("connections: give 1 to {CONNECTIONS_MAX}")]
     Connections,
-    /// No streams, or too many.
+    /// Zero streams, or too many.
     #[error("streams: give at least 1, and at most {SLOTS_MAX} over all connections")]
     Streams,
-    /// No threads, or too many.
+    /// Zero threads, or too many.
     #[error("threads: give 1 to {THREADS_MAX}")]
     Threads,
-    /// No rate, or one that no clock here can keep.
+    /// A rate of zero, or above the clock's resolution.
     #[error("rate: give 1 to {RATE_MAX} requests per second")]
     Rate,
-    /// No duration, or a day is not enough.
+    /// A duration of zero, or above a day.
     #[error("duration and warm-up: give more than nothing and at most a day")]
     Duration,
-    /// A run of no requests.
+    /// A limit of zero requests.
     #[error("requests: give at least 1")]
     NoRequests,
-    /// No timeout, or a day is not enough.
+    /// A timeout of zero, or above a day.
     #[error("timeout: give more than nothing and at most a day")]
     Timeout,
     /// No target has a weight.
     #[error("targets: give at least one with a weight above 0")]
     NoTarget,
-    /// More targets than the report should hold.
+    /// Too many targets for a report.
     #[error("targets: give at most {TARGETS_MAX}")]
     TooManyTargets,
-    /// Two targets cannot be told apart in the report.
+    /// Two targets have the same name.
     #[error("target `{name}`: it is there twice, give it once, with the sum of the weights")]
     NameRepeated {
         /// The name.
         name: String,
     },
-    /// HTTP proxies are asked in HTTP/1.1.
+    /// Requests in absolute form require HTTP/1.1.
     #[error("an HTTP proxy is asked in HTTP/1.1: leave out either the proxy or HTTP/2")]
     ProxyWithHttp2,
-    /// The request would not be valid HTTP/1.1.
+    /// The request is invalid in HTTP/1.1.
     #[error("target `{name}`: not a valid request, correct it: {rule}")]
     Request {
         /// The target.
         name: String,
-        /// The rule that the request would break.
+        /// The violated rule.
         #[source]
         rule: Malformed,
     },
-    /// The request would not be valid HTTP/2.
+    /// The request is invalid in HTTP/2.
     #[error("target `{name}`: not a valid request, correct its {part}")]
     Http2Request {
         /// The target.
         name: String,
-        /// What is wrong with it.
+        /// The invalid part.
         part: &'static str,
     },
-    /// The request asks for something that is no plain exchange of messages.
+    /// The request would open a tunnel or an upgrade.
     #[error("target `{name}`: CONNECT and Upgrade open tunnels, which are not measured here")]
     Tunnel {
         /// The target.
@@ -276,19 +276,19 @@ pub enum InvalidPlan {
     },
 }
 
-/// What the ports of one client address allow.
+/// Limited by the ports of one client address.
 const CONNECTIONS_MAX: usize = 60_000;
 
-/// Requests under way at once: each takes a few KiB here.
+/// Maximum requests in progress: each takes a few KiB here.
 const SLOTS_MAX: usize = 100_000;
 
-/// More than any machine that this was tried on has cores.
+/// More than the cores of any tested machine.
 pub(crate) const THREADS_MAX: usize = 256;
 
-/// A request per microsecond: more than one thread can send.
+/// One request per microsecond: more than one thread can send.
 const RATE_MAX: u32 = 1_000_000;
 
-/// A day.
+/// One day.
 const DURATION_MAX: Duration = Duration::from_secs(86_400);
 
 /// Each target has a histogram of about 200 KiB.

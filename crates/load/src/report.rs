@@ -1,4 +1,4 @@
-//! What came of the requests: every one a response with its status or an error with its kind.
+//! Results of a run: a status or an error kind for every request.
 
 use std::time::Duration;
 
@@ -6,38 +6,38 @@ use crate::error_kind::{ErrorKind, GRPC_STATUSES, GRPC_UNKNOWN, grpc_label};
 use crate::latency::Latency;
 use crate::timeline::Timeline;
 
-/// What came of all the requests that were measured.
+/// Results of all measured requests.
 ///
-/// Requests are measured when they were *due* in the measured time, however late they were
-/// answered. Figures that are divided by that time are about what *happened* in it.
+/// A request is measured if it was *due* in the measured time, regardless of the time of its response. Rates
+/// per second count events that *occurred* in the measured time.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// One for each target, in the order of the plan.
+    /// One report per target, in the order of the plan.
     pub targets: Vec<TargetReport>,
-    /// How long was measured.
+    /// The measured time.
     pub elapsed: Duration,
-    /// Responses of any status that came in that time.
+    /// Responses of any status received in the measured time.
     pub answered: u64,
-    /// Requests that failed without a response in that time.
+    /// Requests that failed without a response in the measured time.
     pub failed: u64,
-    /// CPU time that the generator itself took in that time.
+    /// The generator's own CPU time in the measured time.
     pub cpu: Duration,
-    /// Bytes written in that time, heads and framing included.
+    /// Bytes written in the measured time, including heads and framing.
     pub bytes_sent: u64,
-    /// Bytes read in that time, heads and framing included.
+    /// Bytes read in the measured time, including heads and framing.
     pub bytes_received: u64,
-    /// How it went over time.
+    /// Results by interval.
     pub timeline: Timeline,
 }
 
 impl Report {
-    /// The report on a target.
+    /// Returns the report of a target.
     #[must_use]
     pub fn target(&self, name: &str) -> Option<&TargetReport> {
         self.targets.iter().find(|target| target.name == name)
     }
 
-    /// All targets together.
+    /// Returns the sum of all targets.
     #[must_use]
     pub fn total(&self) -> TargetReport {
         let mut total = TargetReport::new("total");
@@ -47,7 +47,7 @@ impl Report {
         total
     }
 
-    /// Responses of any status per second.
+    /// Returns the responses of any status per second.
     #[must_use]
     pub fn responses_per_second(&self) -> f64 {
         if self.elapsed.is_zero() {
@@ -56,21 +56,21 @@ impl Report {
         self.answered as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// CPU time that the generator itself took for each request; `None` without requests.
+    /// Returns the generator's own CPU time per request; `None` without requests.
     #[must_use]
     pub fn cpu_per_request(&self) -> Option<Duration> {
         let requests = self.answered + self.failed;
         (requests > 0).then(|| self.cpu.div_f64(requests as f64))
     }
 
-    /// Adds what another generator measured over the same time; targets are joined by name.
+    /// Adds the results of another generator in the same time; targets are merged by name.
     pub fn merge(&mut self, other: &Self) {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.timeline.merge(&other.timeline);
         self.add_counts(other);
     }
 
-    /// Adds what was measured in another time. The timeline stays that of the first.
+    /// Adds the results of a later period. The timeline remains that of the first.
     pub fn add_later(&mut self, later: &Self) {
         self.elapsed += later.elapsed;
         self.add_counts(later);
@@ -91,13 +91,13 @@ impl Report {
     }
 }
 
-/// What came of the requests to one target.
+/// Results of one target.
 #[derive(Debug, Clone)]
 pub struct TargetReport {
     /// Its name in the plan.
     pub name: String,
-    /// How long the successful requests took; failures are counted, not timed, because a fast
-    /// refusal is no fast answer.
+    /// The latency of successful requests. Failures are counted and not timed, because a fast rejection is not
+    /// a fast response.
     pub latency: Latency,
     successes: u64,
     statuses: Vec<u64>,
@@ -105,16 +105,16 @@ pub struct TargetReport {
     errors: [u64; ErrorKind::ALL.len()],
 }
 
-/// A response, as far as it is counted.
+/// The counted parts of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// The status of gRPC, if that was asked for.
+    /// The gRPC status of a gRPC call.
     pub(crate) grpc: Option<u8>,
 }
 
 impl Answer {
-    /// Whether the request succeeded.
+    /// True if the request succeeded.
     pub(crate) fn is_success(self) -> bool {
         (200..300).contains(&self.status) && matches!(self.grpc, None | Some(0))
     }
@@ -132,61 +132,61 @@ impl TargetReport {
         }
     }
 
-    /// All requests that were due: responses and errors.
+    /// Returns the number of due requests: responses and errors.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.responses() + self.failures()
     }
 
-    /// Responses of any status.
+    /// Returns the number of responses of any status.
     #[must_use]
     pub fn responses(&self) -> u64 {
         self.statuses.iter().sum()
     }
 
-    /// Responses of a status from 200 to 299; with gRPC, those that say OK as well.
+    /// Returns the number of responses with a status from 200 to 299; for gRPC, with status OK as well.
     #[must_use]
     pub fn successes(&self) -> u64 {
         self.successes
     }
 
-    /// Requests without a response.
+    /// Returns the number of requests without a response.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.errors.iter().sum()
     }
 
-    /// The part of the requests that succeeded, 0 to 1; `None` without requests.
+    /// Returns the success rate, 0 to 1; `None` without requests.
     #[must_use]
     pub fn success_rate(&self) -> Option<f64> {
         let requests = self.requests();
         (requests > 0).then(|| self.successes() as f64 / requests as f64)
     }
 
-    /// The responses of one status.
+    /// Returns the number of responses with one status.
     #[must_use]
     pub fn status(&self, status: u16) -> u64 {
         self.statuses.get(usize::from(status)).copied().unwrap_or(0)
     }
 
-    /// The statuses that occurred, and how often.
+    /// Returns the statuses that occurred, with their counts.
     pub fn statuses(&self) -> impl Iterator<Item = (u16, u64)> {
         (0_u16..).zip(self.statuses.iter().copied()).filter(|(_, count)| *count > 0)
     }
 
-    /// The errors of one kind.
+    /// Returns the number of errors of one kind.
     #[must_use]
     pub fn error(&self, kind: ErrorKind) -> u64 {
         self.errors.get(kind as usize).copied().unwrap_or(0)
     }
 
-    /// The kinds of errors that occurred, and how often.
+    /// Returns the kinds of errors that occurred, with their counts.
     pub fn errors(&self) -> impl Iterator<Item = (ErrorKind, u64)> {
         ErrorKind::ALL.into_iter().zip(self.errors).filter(|(_, count)| *count > 0)
     }
 
-    /// Everything but success, by kind: failures such as `reset`, statuses such as `status-503`,
-    /// and statuses of gRPC such as `grpc-unavailable`. Adds up to all requests but the successes.
+    /// Returns all unsuccessful requests by kind: failures such as `reset`, statuses such as `status-503`, and
+    /// gRPC statuses such as `grpc-unavailable`. The sum equals all requests minus the successes.
     pub fn errors_by_kind(&self) -> impl Iterator<Item = (String, u64)> {
         let failures = self.errors().map(|(kind, count)| (kind.label().to_owned(), count));
         let refusals = self.statuses().filter(|(status, _)| !(200..300).contains(status));
@@ -229,7 +229,7 @@ fn add(ours: &mut [u64], theirs: &[u64]) {
     }
 }
 
-/// A status has three digits; the first hundred stay empty.
+/// Three-digit statuses; the first hundred entries are unused.
 const STATUSES: usize = 1000;
 
 #[cfg(test)]
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(target.statuses().collect::<Vec<_>>(), [(200, 5), (403, 1)]);
         assert_eq!(target.errors().collect::<Vec<_>>(), [(ErrorKind::Reset, 1)]);
         assert_eq!(target.success_rate(), Some(5.0 / 7.0));
-        // The fast refusal is not among the latencies.
+        // The fast rejection is not among the latencies.
         assert_eq!(target.latency.count(), 5);
         let about = |latency: Option<Duration>, ms: u64| {
             let expected = Duration::from_millis(ms);

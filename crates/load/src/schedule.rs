@@ -1,41 +1,41 @@
-//! When requests are due and which of them count: arithmetic on time since the start.
+//! Due times of requests, and the measured ones among them: arithmetic on time since the start.
 
 use std::time::Duration;
 
 use crate::plan::{Pace, Plan};
 use crate::share::Share;
 
-/// When requests are due and which of them count. All times are since the start of the run.
+/// The schedule of requests. All times are since the start of the run.
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
     warm_up: Duration,
     end: Duration,
-    /// How many more requests may be measured.
+    /// The number of requests that may still be measured.
     left: u64,
     rhythm: Rhythm,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Rhythm {
-    /// Due whenever somebody asks.
+    /// Due whenever a worker is free.
     Closed,
-    /// Due one after the other: each `stride`th of all requests, beginning with `next`.
+    /// Due one after the other: every `stride`th of all requests, starting with `next`.
     Open { rate: u32, next: u64, stride: u64 },
 }
 
-/// What somebody who is free to send is to do.
+/// The next action of a free worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Send the request that is or was due then.
     Due(Duration),
-    /// Wait until then and ask again: nothing is due earlier.
+    /// Wait until then and check again: no request is due earlier.
     Wait(Duration),
     /// No more requests.
     Over,
 }
 
 impl Schedule {
-    /// The share of one thread in the requests of a plan.
+    /// Creates the schedule of one thread's share of a plan.
     pub(crate) fn new(plan: &Plan, share: Share) -> Self {
         let rhythm = match plan.pace {
             Pace::Closed { .. } => Rhythm::Closed,
@@ -47,12 +47,12 @@ impl Schedule {
         Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, left, rhythm }
     }
 
-    /// When the last request is due.
+    /// Returns the due time of the last request.
     pub(crate) fn end(&self) -> Duration {
         self.end
     }
 
-    /// What somebody who is free to send at `now` is to do; a request that is due is theirs.
+    /// Returns the next action of a worker that is free at `now`, and assigns a due request to it.
     pub(crate) fn turn(&mut self, now: Duration) -> Turn {
         if self.left == 0 {
             return Turn::Over;
@@ -73,8 +73,8 @@ impl Schedule {
         }
     }
 
-    /// The next request that was due before the end but that nobody was free to send.
-    /// To be asked when the run is over, until there is none.
+    /// Returns the next request that was due before the end without a free worker. Called after the run until
+    /// there is none.
     pub(crate) fn left_over(&mut self) -> Option<Duration> {
         let Rhythm::Open { rate, next, .. } = self.rhythm else {
             return None;
@@ -87,12 +87,12 @@ impl Schedule {
         Some(due)
     }
 
-    /// Nothing more is due from `now` on.
+    /// Ends the schedule at `now`.
     pub(crate) fn stop(&mut self, now: Duration) {
         self.end = self.end.min(now);
     }
 
-    /// Whether a request that was due then counts.
+    /// True if a request with this due time is measured.
     pub(crate) fn measures(&self, due: Duration) -> bool {
         due >= self.warm_up
     }
@@ -108,7 +108,7 @@ impl Schedule {
     }
 }
 
-/// Computed from the start each time, so that rounding never adds up.
+/// Computed from the start each time, so that rounding errors do not accumulate.
 fn due(rate: u32, index: u64) -> Duration {
     let rate = u64::from(rate);
     let part = (index % rate) * NANOSECONDS_PER_SECOND / rate;
@@ -117,8 +117,8 @@ fn due(rate: u32, index: u64) -> Duration {
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
-/// On a busy machine we are woken late. A request that was due just before the end is still sent
-/// then: that nobody was there to send it would be no fault of the server.
+/// On a busy machine workers wake late. A request due just before the end is still sent within this time: the
+/// delay is not an error of the server.
 const LATE_MAX: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(left, (1..100).map(ms).collect::<Vec<_>>());
     }
 
-    /// One connection against a server that takes 1 ms but once stands still for a second.
+    /// One connection to a server with 1 ms latency and a single stall of one second.
     fn latencies(mut schedule: Schedule) -> Vec<Duration> {
         let (mut now, mut latencies) = (ms(0), Vec::new());
         loop {
@@ -257,14 +257,14 @@ mod tests {
     #[test]
     fn a_stall_is_charged_to_every_request_that_was_due_meanwhile() {
         let slow = |latencies: &[Duration]| latencies.iter().filter(|l| **l >= ms(500)).count();
-        // At 100 per second a stall of a second delays the fifty requests due in its first half
-        // by at least half a second, and then the connection has to catch up.
+        // At 100 per second, a stall of a second delays the fifty requests due in its first half by at least
+        // half a second, and then the connection must catch up.
         let open = latencies(open(100, ms(0), ms(3000)));
         assert_eq!(open.len(), 300);
         assert_eq!(open[50], ms(1000));
         assert_eq!(open[51], ms(991));
         assert!((50..60).contains(&slow(&open)), "{}", slow(&open));
-        // The closed loop never asks meanwhile: this is what is forgiven there.
+        // The closed loop sends no requests meanwhile: coordinated omission.
         let closed = latencies(schedule(Pace::Closed { connections: 1 }, ms(0), ms(3000)));
         assert_eq!(slow(&closed), 1);
     }

@@ -1,19 +1,19 @@
-//! The share that one of several threads has in a run.
+//! One thread's share of a run.
 
-/// The share that one of several threads has in a run.
+/// One thread's share of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// Which thread, from 0.
+    /// The thread's index, from 0.
     pub(crate) index: usize,
-    /// How many there are; at least 1.
+    /// The number of threads; at least 1.
     pub(crate) of: usize,
 }
 
 impl Share {
-    /// One thread does it all.
+    /// The share of a single thread.
     pub(crate) const WHOLE: Self = Self { index: 0, of: 1 };
 
-    /// How many of `total` things are its own; the first threads take what does not divide.
+    /// Returns the thread's part of `total`; the first threads get the remainder.
     pub(crate) fn part(self, total: u64) -> u64 {
         let (index, of) = (self.index as u64, self.of as u64);
         total / of + u64::from(index < total % of)

@@ -1,20 +1,19 @@
-//! Ending a run before its time.
+//! Early end of a run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ends a run before its time, from anywhere. The run finishes what is under way and reports
-/// what it has measured.
+/// Ends a run early, from any thread. The run completes requests in progress and reports the measured results.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Nothing is due from now on.
+    /// Ends the schedule now.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody has asked for the end.
+    /// True if the run was stopped.
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)

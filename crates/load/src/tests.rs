@@ -1,4 +1,4 @@
-//! Whole runs against a server that does exactly as it is told.
+//! Whole runs against a scripted server.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -28,7 +28,7 @@ fn kept_connections_carry_all_requests_of_a_closed_run() {
         assert_eq!(target.successes(), target.requests(), "{target:?}");
         assert_eq!(server.seen.borrow().len() as u64, target.requests());
         assert_eq!(server.connections.get(), 3);
-        // Whoever is under way when the time is over is counted, but not in that time.
+        // Requests in progress at the end are counted, but not in the measured time.
         assert!(target.requests() - report.answered <= 3, "{report:?}");
         assert!(report.bytes_received.abs_diff(report.answered * OK.bytes().len() as u64) < 200);
         let sent = report.answered * server.seen.borrow()[0].len() as u64;
@@ -100,7 +100,7 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
     ] {
         run(async move {
             let server = Server::start(move |_| answer.clone()).await;
-            // Only who is to be late may be.
+            // Only the timeout case may time out.
             let timeout = if kind == ErrorKind::Timeout { ms(30) } else { ms(10_000) };
             let plan = Plan { timeout, ..plan(&[target(&server)]) };
             let report = report(plan).await;
@@ -115,7 +115,7 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
 #[test]
 fn a_port_that_nobody_listens_on_is_a_connect_error_and_no_busy_loop() {
     run(async {
-        // Bound, so that nobody else gets the port, but not listening.
+        // Bound to reserve the port, but not listening.
         let vacant = TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = vacant.local_addr().unwrap();
@@ -140,7 +140,7 @@ fn an_answer_before_the_end_of_the_request_is_an_answer() {
         let target = Target { method: "POST".to_owned(), body, ..target(&server) };
         let report = report(plan(&[target])).await;
         let target = report.target("t").unwrap();
-        // What is left of the request may reset the connection before the answer is read.
+        // Unread parts of the request may reset the connection before the response is read.
         assert_eq!(target.status(413) + target.error(ErrorKind::Reset), target.requests());
         assert!(target.status(413) > 0, "{target:?}");
     });
@@ -186,8 +186,8 @@ fn a_stall_shows_in_an_open_run_and_is_forgiven_in_a_closed_one() {
         });
         slow.get()
     };
-    // 1000 requests per second were due in the first half of the stall; on a busy machine more
-    // are slow, never fewer.
+    // 1000 requests per second were due in the first half of the stall; on a busy machine more are slow, never
+    // fewer.
     let open = slow_requests(Pace::Open { rate: 1000, connections: 1 });
     assert!(open >= 95, "{open}");
     let closed = slow_requests(Pace::Closed { connections: 1 });
@@ -251,7 +251,7 @@ fn the_warm_up_is_sent_but_not_reported() {
         let report = drive(plan, progress).await.unwrap();
         let requests = report.total().requests();
         assert!(requests > 0 && requests < server.seen.borrow().len() as u64);
-        // The runtime notes the beginning and the end to the millisecond.
+        // The runtime records the start and the end to the millisecond.
         assert!(report.elapsed >= ms(290), "{:?}", report.elapsed);
         let last = *counters.borrow();
         assert!(last.measuring && last.elapsed >= ms(600));
@@ -262,7 +262,7 @@ fn the_warm_up_is_sent_but_not_reported() {
 #[test]
 fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
     run(async {
-        // Announces that it stays and then goes: it is gone before the next request is due.
+        // Announces keep-alive and then closes: the connection is closed before the next request is due.
         let answer = Answer { closes: true, ..OK };
         let server = Server::start(move |_| answer.clone()).await;
         let report = report(plan(&[target(&server)])).await;

@@ -1,5 +1,5 @@
-//! A run on several threads that share nothing: each has its connections, its part of the
-//! schedule and its books, which are added up in the end.
+//! A run on several independent threads: each has its own connections, schedule share and results, which are
+//! merged at the end.
 
 use std::thread;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::share::Share;
 use crate::stop::Stop;
 use crate::world::Machine;
 
-/// Like [`drive`](crate::drive), on threads of its own, and with a way to end before the time.
-/// Never uses more threads than there are connections. Dropping the future ends the run soon.
+/// Like [`drive`](crate::drive), on separate threads, and with an early stop. Uses at most one thread per
+/// connection. Dropping the future ends the run soon.
 ///
 /// # Errors
-/// As [`drive`](crate::drive), or when a thread cannot be started.
+/// As [`drive`](crate::drive), or if a thread cannot be started.
 pub async fn drive_on_threads(
     threads: usize,
     plan: Plan,
@@ -33,7 +33,7 @@ pub async fn drive_on_threads(
     }
     let requests = usize::try_from(plan.requests.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     let of = threads.min(plan.pace.connections()).min(requests);
-    // The threads end with this call, whatever becomes of it; the caller's wish outlives it.
+    // The threads end with this call in any case; the caller's stop handle outlives it.
     let ended = Ended(Stop::default());
     let mut running = Vec::with_capacity(of);
     for index in 0..of {
@@ -64,7 +64,7 @@ impl Running {
         let order = Order { plan, share, stop, progress };
         thread::Builder::new()
             .name(format!("load-{}", share.index))
-            // Whoever waited may be gone.
+            // The receiver may have been dropped.
             .spawn(move || drop(done.send(run(order))))
             .map_err(DriveError::Thread)?;
         Ok(Self { counters, report })
@@ -76,7 +76,7 @@ fn run(order: Order) -> Result<Report, DriveError> {
     runtime.map_err(DriveError::Thread)?.block_on(order.carry_out(Machine))
 }
 
-/// Adds up what the threads report.
+/// Merges the reports of the threads.
 async fn collect(running: Vec<Running>) -> Result<Report, DriveError> {
     let mut total: Option<Report> = None;
     for thread in running {
@@ -89,7 +89,7 @@ async fn collect(running: Vec<Running>) -> Result<Report, DriveError> {
     total.ok_or(DriveError::Failed)
 }
 
-/// Adds up how the threads are going, again and again, and passes on that they are to stop.
+/// Sums the progress of the threads periodically, and forwards a stop.
 async fn attend(
     watched: &[watch::Receiver<Counters>],
     progress: &watch::Sender<Counters>,
@@ -110,7 +110,7 @@ fn sum(watched: &[watch::Receiver<Counters>]) -> Counters {
     watched.iter().map(|counters| *counters.borrow()).fold(Counters::default(), Counters::plus)
 }
 
-/// Ends the threads when nobody waits for them any more.
+/// Stops the threads when the call is dropped.
 struct Ended(Stop);
 
 impl Drop for Ended {
@@ -119,5 +119,5 @@ impl Drop for Ended {
     }
 }
 
-/// Often enough to look alive.
+/// Short enough for a live display.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);

@@ -1,29 +1,29 @@
-//! How a run went over time: counts and latencies for each of a bounded number of intervals.
+//! Counts and latencies of a run over time, in a bounded number of intervals.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// What happened in each interval of the measured time. When a run outgrows the table,
-/// neighbours are joined: the longer the run, the longer its intervals.
+/// Results per interval of the measured time. When a run exceeds the table, neighbors are merged: the longer
+/// the run, the longer its intervals.
 #[derive(Debug, Clone)]
 pub struct Timeline {
     interval: Duration,
     points: Vec<Point>,
 }
 
-/// What happened in one interval.
+/// Results of one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
-    /// When the interval began, after the warm-up.
+    /// The start of the interval, after the warm-up.
     pub at: Duration,
-    /// Requests that were answered or failed.
+    /// Requests with a response or a failure.
     pub requests: u64,
-    /// Those that did not succeed.
+    /// The number of unsuccessful requests.
     pub errors: u64,
-    /// Half of the successful ones took no longer.
+    /// The median latency of successful requests.
     pub p50: Option<Duration>,
-    /// All but one in a hundred of the successful ones took no longer.
+    /// The 99th percentile of the latency of successful requests.
     pub p99: Option<Duration>,
 }
 
@@ -41,13 +41,13 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// How long an interval is.
+    /// Returns the interval length.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// The intervals in order, those without requests included.
+    /// Returns the intervals in order, including those without requests.
     pub fn moments(&self) -> impl Iterator<Item = Moment> {
         (0..).zip(&self.points).map(|(index, point)| {
             let quantile = |part| {
@@ -65,7 +65,7 @@ impl Timeline {
         })
     }
 
-    /// Enters a request that ended `at` that time after the warm-up; `latency` if it succeeded.
+    /// Records a request that ended `at` this time after the warm-up; `latency` if it succeeded.
     pub(crate) fn record(&mut self, at: Duration, latency: Option<Duration>) {
         let point = self.point(at);
         point.requests += 1;
@@ -78,7 +78,7 @@ impl Timeline {
         }
     }
 
-    /// Adds what happened elsewhere at the same time.
+    /// Adds the results of another thread in the same time.
     pub(crate) fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         while self.interval < other.interval {
@@ -113,7 +113,7 @@ impl Timeline {
         usize::try_from(at.as_nanos() / self.interval.as_nanos()).unwrap_or(usize::MAX)
     }
 
-    /// Joins neighbours. A run of a day does so ten times.
+    /// Merges neighbors. A run of a day does so ten times.
     fn coarsen(&mut self) {
         self.interval *= 2;
         let mut halves = std::mem::take(&mut self.points).into_iter();
@@ -145,10 +145,10 @@ impl Point {
 /// Short enough to show a stall, long enough for a few requests.
 const INTERVAL_MIN: Duration = Duration::from_millis(250);
 
-/// What a plot can show; each has a histogram of about 13 KiB.
+/// The resolution of a plot; each point has a histogram of about 13 KiB.
 const POINTS_MAX: usize = 120;
 
-/// An hour.
+/// One hour.
 const LATENCY_US_MAX: u64 = 3_600_000_000;
 
 #[cfg(test)]

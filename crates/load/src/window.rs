@@ -1,4 +1,4 @@
-//! The measured time: what was counted when it began and when it ended.
+//! The measured time: differences of counters between its start and its end.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::ledger::Ledger;
 use crate::world::Meter;
 
-/// What had been counted at some moment.
+/// Counter values at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
     at: Duration,
@@ -19,7 +19,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// What has been counted on the calling thread until now.
+    /// Reads the counters of the calling thread.
     pub(crate) fn now(at: Duration, ledger: &Ledger, meter: &Meter) -> Self {
         Self {
             at,
@@ -32,7 +32,7 @@ impl Mark {
     }
 }
 
-/// What happened between two moments.
+/// The differences between two moments.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Window {
     pub(crate) elapsed: Duration,
@@ -56,7 +56,7 @@ impl Window {
     }
 }
 
-/// CPU time that the calling thread has taken.
+/// Returns the CPU time of the calling thread.
 fn thread_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

@@ -1,5 +1,4 @@
-//! What a run needs of the world outside: connections and exact waiting, so that tests can bring
-//! a world of their own.
+//! The environment of a run: connections and precise timers, replaceable in tests.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -16,7 +15,7 @@ use crate::clock::{Alarm, Clock};
 use crate::error_kind::ErrorKind;
 use crate::plan::{Plan, Reuse};
 
-/// Where connections come from and how time is waited for.
+/// The source of connections and timers.
 pub(crate) trait World: 'static {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + 'static;
@@ -24,11 +23,11 @@ pub(crate) trait World: 'static {
     /// Opens a connection.
     fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>>;
 
-    /// An alarm that is not set.
+    /// Creates an unarmed alarm.
     fn alarm(&self) -> io::Result<Alarm>;
 }
 
-/// TCP, and the timers of the kernel.
+/// TCP, and kernel timers.
 #[derive(Debug)]
 pub(crate) struct Machine;
 
@@ -46,7 +45,7 @@ impl World for Machine {
     }
 }
 
-/// What all requests of one thread have in common.
+/// The shared context of all requests of one thread.
 #[derive(Debug)]
 pub(crate) struct Surroundings<W> {
     pub(crate) world: W,
@@ -55,7 +54,7 @@ pub(crate) struct Surroundings<W> {
     pub(crate) reuse: Reuse,
     pub(crate) meter: Rc<Meter>,
     pub(crate) desk: RefCell<Desk>,
-    /// Where connections lead to, each once.
+    /// Distinct addresses.
     addresses: Vec<SocketAddr>,
     /// The address of each target, as an index.
     places: Vec<usize>,
@@ -79,12 +78,12 @@ impl<W: World> Surroundings<W> {
         }
     }
 
-    /// How many addresses there are.
+    /// Returns the number of addresses.
     pub(crate) fn places(&self) -> usize {
         self.addresses.len()
     }
 
-    /// Which address a target is at.
+    /// Returns the address index of a target.
     pub(crate) fn place(&self, target: usize) -> usize {
         self.places[target]
     }
@@ -116,8 +115,8 @@ impl Meter {
     }
 }
 
-/// Where responses are read: one place for all connections of a thread, so that it stays in the
-/// caches and that idle connections hold nothing.
+/// The read buffer, shared by all connections of a thread, so that it stays in the caches and idle connections
+/// hold no memory.
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) buffer: Box<[u8]>,
@@ -130,5 +129,5 @@ impl Default for Desk {
     }
 }
 
-/// Large bodies in few reads, without leaving the second-level cache.
+/// Large bodies in few reads, within the second-level cache.
 const READ_BYTES: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! The stop of a server, as its clients see it.
+//! The shutdown of a server, as its clients see it.
 
 use http_body_util::Either;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -7,7 +7,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::*;
 
-/// Answers `/` when it is released, and `/endless` with a body that has no end.
+/// Responds to `/` when released, and to `/endless` with a body without an end.
 struct Slow {
     arrived: Notify,
     released: Semaphore,
@@ -52,7 +52,7 @@ struct Served {
 }
 
 impl Served {
-    /// A server, and a connection to it.
+    /// Starts a server, and connects to it.
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -69,7 +69,7 @@ impl Served {
         self.client.write_all(request.as_bytes()).await.unwrap();
     }
 
-    /// Everything up to the end of the connection; then the server has ended as well.
+    /// Reads to the end of the connection; then the server has ended as well.
     async fn read_to_end(mut self) -> String {
         let mut answer = String::new();
         self.client.read_to_string(&mut answer).await.unwrap();
@@ -77,7 +77,7 @@ impl Served {
         answer
     }
 
-    /// Returns when nothing listens any more.
+    /// Waits until the port has no listener.
     async fn closed(&self) {
         let address = self.client.peer_addr().unwrap();
         while TcpStream::connect(address).await.is_ok() {}

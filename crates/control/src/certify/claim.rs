@@ -1,11 +1,11 @@
-//! Claims of certificates: the workload that they speak for, and the instance of the certificate after them.
+//! Checks of a certificate's claim to a workload, and the instance of the next certificate.
 
 use std::time::SystemTime;
 
 use leno_identity::Peer;
 use leno_model::{Instance, SpiffeId, TrustDomain, Workload, WorkloadName};
 
-/// The last certificate of a holder, as far as its next one depends on it.
+/// The fields of the last certificate that its renewal depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) instance: Option<Instance>,
@@ -18,11 +18,11 @@ impl Held {
     }
 }
 
-/// The instance of the next certificate of a holder: the one of its last certificate, which must be the one that
-/// the workload is now.
+/// Returns the instance for the renewed certificate: that of the last one, which must be the workload's current
+/// instance.
 ///
-/// A certificate of an older release has none. It is renewed into one that has, until it expires, so that two releases
-/// work together; but not when its workload has joined again since it was issued.
+/// Certificates of older releases have no instance. They are renewed into ones that do until they expire, so
+/// that two releases work together, unless the workload has joined again since the certificate was issued.
 pub(super) fn renewed(
     workload: &WorkloadName,
     held: &Held,
@@ -38,7 +38,7 @@ pub(super) fn renewed(
             Err(former("none".to_owned()))
         }
         (None, current) => Ok(current.clone()),
-        // The record of an old registration may have been removed, and a backup been restored.
+        // The record of an old registration may have been removed, or a backup restored.
         (Some(Instance::Registration(held)), Instance::Registration(newest)) if held >= newest => {
             Ok(Instance::Registration(*held))
         }
@@ -47,18 +47,18 @@ pub(super) fn renewed(
     }
 }
 
-/// True when a certificate was issued before a registration: those are numbered by milliseconds, and certificates say
-/// whole seconds.
+/// True if a certificate was issued before a registration: registrations are numbered by milliseconds,
+/// certificates have whole seconds.
 fn is_before(issued: SystemTime, registration: u64) -> bool {
     let since = issued.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     since.as_secs() < registration / 1000
 }
 
-/// Vouches that a certificate lets its holder speak for a workload: it must be that workload's, of
-/// the account that the workload runs under now, and of the instance that it is now.
+/// Verifies that a certificate authorizes its holder to act for a workload: it must match the workload, its
+/// current account and its current instance.
 ///
 /// # Errors
-/// [`ClaimError`], in words for whoever operates the proxy.
+/// [`ClaimError`], worded for the operator of the proxy.
 pub(crate) fn vouch(
     peer: &Peer,
     claimed: &WorkloadName,
@@ -86,7 +86,7 @@ pub(crate) fn vouch(
     renewed(claimed, &Held::of(peer), instance).map(drop)
 }
 
-/// Why a proxy may not speak for a workload.
+/// The reason why a proxy may not act for a workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("the certificate is that of workload `{held}` and not of {claimed}")]

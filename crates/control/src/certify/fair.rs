@@ -1,14 +1,14 @@
-//! A queue that serves its sources in turn: a flood of one source delays that source alone.
+//! A queue that serves its sources in turn: a flood from one source delays only that source.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use leno_listen::Source;
 
-/// Items that wait, by the address that they came from. Bounded for each source and in all.
+/// Queued items by source address. Bounded per source and in total.
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     queues: BTreeMap<Source, VecDeque<T>>,
-    /// Each source with something in its queue, once, the next one first.
+    /// Each source with queued items, once; the next one first.
     turns: VecDeque<Source>,
     len: usize,
 }
@@ -19,8 +19,8 @@ impl<T> FairQueue<T> {
         Self { queues: BTreeMap::new(), turns: VecDeque::new(), len: 0 }
     }
 
-    /// Adds an item of a source. The item that has no room is returned: this one, or the newest of the source
-    /// with the longest queue.
+    /// Adds an item of a source. If there is no room, returns the rejected item: this one, or the newest of the
+    /// source with the longest queue.
     pub(crate) fn push(&mut self, source: Source, item: T) -> Option<T> {
         let own = self.queues.get(&source).map_or(0, VecDeque::len);
         if own >= WAITING_PER_SOURCE {
@@ -41,7 +41,7 @@ impl<T> FairQueue<T> {
         evicted
     }
 
-    /// The oldest item of the next source that may be served now.
+    /// Returns the oldest item of the next source that `may` be served.
     pub(crate) fn pop(&mut self, may: impl Fn(Source) -> bool) -> Option<(Source, T)> {
         for _ in 0..self.turns.len() {
             let source = self.turns.pop_front()?;
@@ -80,10 +80,10 @@ impl<T> FairQueue<T> {
     }
 }
 
-/// The most items of one source that wait; further joins have to try again.
+/// Maximum queued items per source; further joins must retry.
 const WAITING_PER_SOURCE: usize = 128;
 
-/// The most items that wait in all.
+/// Maximum queued items in total.
 const WAITING_MAX: usize = 4096;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Reviews of tokens that were not made here: a share for each source, and none for a token that was rejected just now.
+//! Reviews of tokens that were not made here: limited per source, and none for a token that was just rejected.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,38 +15,38 @@ use super::fair::FairQueue;
 use super::suspects::{RefusedTokens, Suspects};
 use crate::review::{Holder, ReviewError, Reviewer};
 
-/// A token that was not made here, and its holder.
+/// A token that was not made here, and its subject.
 #[derive(Debug)]
 pub(crate) struct Reviewed {
     pub(crate) joining: Joining,
     pub(crate) holder: Result<Holder, ReviewError>,
 }
 
-/// Reviews that are under way, and joins that wait for one.
+/// Reviews in progress, and joins that wait for one.
 #[derive(Debug)]
 pub(super) struct Reviews {
     reviewer: Option<Arc<dyn Reviewer>>,
     tasks: JoinSet<Reviewed>,
-    /// The source of each review that is under way.
+    /// The source of each review in progress.
     sources: BTreeMap<Id, Source>,
     waiting: FairQueue<Joining>,
     suspects: Suspects,
     refused: RefusedTokens,
 }
 
-/// Why a token is not reviewed now.
+/// The reason why a token is not reviewed now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoReview {
-    /// It was refused a moment ago.
+    /// The token was just rejected.
     #[error("{0}")]
     Refused(String),
-    /// Too many others of its source were.
+    /// Too many other tokens of its source were rejected.
     #[error(
         "too many tokens from {0} were rejected in the last seconds, and none from there is reviewed: \
          try again in a second"
     )]
     Barred(IpAddr),
-    /// Too many wait.
+    /// Too many joins are queued.
     #[error("too many tokens from {0} wait for a review: try again")]
     Crowded(IpAddr),
 }
@@ -71,7 +71,7 @@ impl Reviews {
         self.reviewer.as_ref()
     }
 
-    /// Permits the review of a token, or says why there is none now.
+    /// Permits the review of a token, or returns the reason against it.
     pub(super) fn permit(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
         if let Some(reason) = self.refused.reason(&token_digest(&joining.token), now) {
             return Err(NoReview::Refused(reason.to_owned()));
@@ -82,7 +82,7 @@ impl Reviews {
         }
     }
 
-    /// Has a token reviewed when it is its turn. A join for which there is no room is returned with the reason.
+    /// Queues the review of a token. Returns a join that has no room, with the reason.
     pub(super) fn start(&mut self, joining: Joining, now: Instant) -> Option<(Joining, NoReview)> {
         let rejected = self.waiting.push(joining.source.into(), joining);
         self.advance(now);
@@ -91,7 +91,7 @@ impl Reviews {
         Some((rejected, NoReview::Crowded(source)))
     }
 
-    /// The next review that is done; `None` when none is under way. Safe to drop while waiting.
+    /// Waits for the next completed review; `None` if none is in progress. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Reviewed> {
         loop {
             let done = self.tasks.join_next_with_id().await?;
@@ -115,7 +115,7 @@ impl Reviews {
         }
     }
 
-    /// A join needs no review when its client has left, or its token was rejected meanwhile.
+    /// A join needs no review if its client has disconnected or its token was rejected meanwhile.
     fn advance(&mut self, now: Instant) {
         let Some(reviewer) = self.reviewer.clone() else { return };
         while self.tasks.len() < REVIEWS_MAX {
@@ -146,13 +146,13 @@ impl Reviews {
                 self.suspects.refused(source, now);
                 self.refused.insert(token_digest(&reviewed.joining.token), reason.clone(), now);
             }
-            // It proves nothing against the token, but took a place for as long as reviews may.
+            // This does not invalidate the token, but it occupied a review slot for the full timeout.
             Err(ReviewError::Unavailable(_)) => self.suspects.refused(source, now),
         }
     }
 }
 
-/// True when a review of a source may begin now.
+/// True if a review for a source may begin now.
 fn may_begin(
     sources: &BTreeMap<Id, Source>,
     suspects: &Suspects,
@@ -173,14 +173,15 @@ async fn review(reviewer: &dyn Reviewer, token: &str) -> Result<Holder, ReviewEr
     reviewed.unwrap_or_else(|_| Err(late()))
 }
 
-/// Reviews under way at once.
+/// Maximum reviews in progress.
 const REVIEWS_MAX: usize = 64;
 
-/// Of these, those of one source.
+/// Maximum reviews in progress per source.
 const REVIEWS_PER_SOURCE: usize = 16;
 
-/// Of these, those of all sources with rejected tokens: each has one, and together they leave room for others.
+/// Maximum reviews in progress of all sources with rejected tokens: one per source, and together they leave
+/// room for others.
 const REVIEWS_OF_SUSPECTS: usize = 16;
 
-/// The longest review: a join waits a few seconds in all.
+/// The timeout of a review: a join waits only a few seconds in total.
 const REVIEW_WAIT: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Rejected tokens and their sources: neither is worth another review soon.
+//! Rejected tokens and the sources that sent them, excluded from reviews for some time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use leno_listen::Source;
 use tokio::time::Instant;
 
-/// The rejected tokens of each source, counted; one less each second.
+/// The number of rejected tokens per source; decreases by one each second.
 #[derive(Debug, Default)]
 pub(super) struct Suspects(BTreeMap<Source, Refusals>);
 
@@ -24,7 +24,7 @@ impl Refusals {
 }
 
 impl Suspects {
-    /// Counts one refused token of a source.
+    /// Counts a rejected token of a source.
     pub(super) fn refused(&mut self, source: Source, now: Instant) {
         if !self.0.contains_key(&source) && self.0.len() >= SUSPECTS_MAX {
             self.0.retain(|_, refusals| refusals.now(now) > 0);
@@ -39,27 +39,27 @@ impl Suspects {
         self.0.insert(source, Refusals { count, at: now });
     }
 
-    /// The number of rejected tokens of a source, as it is now.
+    /// Returns the current number of rejected tokens of a source.
     pub(super) fn count(&self, source: Source, now: Instant) -> u32 {
         self.0.get(&source).map_or(0, |refusals| refusals.now(now))
     }
 
-    /// True while no token of a source is reviewed.
+    /// True while tokens of a source are not reviewed.
     pub(super) fn is_barred(&self, source: Source, now: Instant) -> bool {
         self.count(source, now) >= REFUSALS_MAX
     }
 }
 
-/// The digests of tokens that were refused, with the reason, for some seconds.
+/// Digests of recently rejected tokens, with the reason.
 #[derive(Debug, Default)]
 pub(super) struct RefusedTokens {
     reasons: BTreeMap<[u8; 32], (String, Instant)>,
-    /// Oldest first; one digest stands here once.
+    /// Oldest first; each digest once.
     order: VecDeque<[u8; 32]>,
 }
 
 impl RefusedTokens {
-    /// Why the token was refused a moment ago.
+    /// Returns the reason if the token was rejected recently.
     pub(super) fn reason(&self, digest: &[u8; 32], now: Instant) -> Option<&str> {
         let (reason, at) = self.reasons.get(digest)?;
         (now.duration_since(*at) < REFUSED_FOR).then_some(reason)
@@ -77,17 +77,17 @@ impl RefusedTokens {
     }
 }
 
-/// So often one refusal of a source is forgiven.
+/// The interval at which the count of a source decreases by one.
 const FORGIVEN_EVERY: Duration = Duration::from_secs(1);
-/// So many refusals in a row, and no token of that source is reviewed until one is forgiven. Then there is one
-/// review a second.
+/// The count at which tokens of a source are no longer reviewed, until it decreases: then one review per
+/// second.
 pub(super) const REFUSALS_MAX: u32 = 16;
-/// The most sources that are remembered; beyond it those with the fewest refusals are forgotten.
+/// Maximum sources kept; beyond it, those with the fewest rejections are evicted.
 const SUSPECTS_MAX: usize = 4096;
-/// The time in which a rejected token is not reviewed again: it does not become good, but
-/// the API server may learn of a new key.
+/// The time for which a rejected token is not reviewed again: it does not become valid, but the API server may
+/// load a new key.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// The most rejected tokens that are remembered; beyond it the oldest are forgotten.
+/// Maximum rejected tokens kept; beyond it, the oldest are evicted.
 const REFUSED_MAX: usize = 1024;
 
 #[cfg(test)]

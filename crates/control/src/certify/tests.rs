@@ -1,4 +1,4 @@
-//! Tests of vouching and signing.
+//! Tests of claims and signing.
 
 use std::collections::BTreeSet;
 
@@ -55,19 +55,19 @@ impl Office {
         answered.await.unwrap()
     }
 
-    /// The instance in the certificate that a new token gives.
+    /// Returns the instance of the certificate for a new token.
     async fn joined(&mut self, name: &str) -> Option<Instance> {
         let (token, request) = (self.token(name), PrivateKey::generate().request());
         instance_in(self.join(&token, name, request).await.unwrap())
     }
 
-    /// The instance in the certificate that follows one of the instance `held`.
+    /// Returns the instance of the renewed certificate after one with the instance `held`.
     async fn renewed(
         &mut self,
         workload: &Workload,
         instance: Option<Instance>,
     ) -> Result<Option<Instance>, NotIssued> {
-        // A minute ago.
+        // Issued a minute ago.
         let held = Held { instance, issued: SystemTime::now() - Duration::from_secs(60) };
         self.renewed_after(workload, held).await
     }
@@ -98,7 +98,7 @@ fn instance_in(issued: IssuedBytes) -> Option<Instance> {
 async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it() {
     let mut office = Office::open();
     let details = office.mesh.workload(&workload("details-1")).unwrap().clone();
-    // Of an older release, before and after it is renewed.
+    // Of an older release, before and after its renewal.
     let unbound = office.renewed(&details, None).await.unwrap();
     assert_eq!(unbound, Some(Instance::Registration(0)));
     assert_eq!(office.renewed(&details, unbound.clone()).await.unwrap(), unbound);
@@ -116,7 +116,7 @@ async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it
     // A control plane of an older release has renewed it since.
     let later = Held { instance: None, issued: SystemTime::now() + Duration::from_secs(2) };
     assert_eq!(office.renewed_after(&details, later).await.unwrap(), second);
-    // Others are not concerned.
+    // Other workloads are not affected.
     let reviews = office.mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
     assert!(office.renewed(&reviews, None).await.is_ok());
 }
@@ -303,7 +303,7 @@ fn vouches_for_no_former_instance_of_the_workload() {
     assert!(judged(Some(pod("a")), &pod("a")) && !judged(Some(pod("a")), &pod("b")));
     assert!(judged(Some(registration(5_000)), &registration(5_000)));
     assert!(!judged(Some(registration(4_000)), &registration(5_000)));
-    // A certificate of an older release, until its workload joins again.
+    // A certificate of an older release is valid until its workload joins again.
     assert!(judged(None, &pod("a")) && judged(None, &registration(0)));
     assert!(!judged(None, &registration(5_000)));
     assert!(

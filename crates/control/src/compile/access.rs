@@ -1,4 +1,4 @@
-//! Who may come in: the policies that name an account as destination, with all they refer to.
+//! Access rules of a workload: the policies that apply to its account, with all objects they refer to.
 
 use leno_model::{
     Access, AccessRule, HttpRouteGroup, InboundPolicy, PolicyAction, PolicyRule, PortSet,
@@ -7,8 +7,8 @@ use leno_model::{
 
 use crate::mesh::Mesh;
 
-/// Compiles what is allowed at a workload: where policies decide one rule for each
-/// `TrafficTarget` whose destination its account is, and nothing without any.
+/// Compiles the access rules of a workload: if policies decide, one rule for each `TrafficTarget` with the
+/// workload's account as destination, and an empty list if there is none.
 pub(super) fn access(mesh: &Mesh, workload: &Workload) -> Access {
     match mesh.mode_of(workload) {
         TrafficMode::Permissive => Access::Permissive,
@@ -19,10 +19,10 @@ pub(super) fn access(mesh: &Mesh, workload: &Workload) -> Access {
     }
 }
 
-/// What else decides at a workload.
+/// Compiles the remaining inbound policy of a workload.
 pub(super) fn inbound(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
     let mode = mesh.mode_of(workload);
-    // What is allowed already needs no rules that allow it.
+    // Requests that are allowed by default need no allow rules.
     let decides =
         |rule: &&PolicyRule| rule.action == PolicyAction::Deny || mode != TrafficMode::Permissive;
     let rules = mesh.access_policies_of(workload).flat_map(|policy| &policy.rules);
@@ -32,7 +32,8 @@ pub(super) fn inbound(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
     }
 }
 
-/// What a policy refers to and is not there, as sentences for its author. It allows the rest.
+/// Returns the missing objects that a policy refers to, as sentences for its author. The policy allows the
+/// rest.
 pub(crate) fn missing(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
     let mut missing = Vec::new();
     for rule in &target.rules {
@@ -55,7 +56,7 @@ pub(crate) fn missing(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
     missing
 }
 
-/// What is missing allows nothing: a group, a match in it, a `TCPRoute`.
+/// Missing references allow nothing: a group, a match in it, a `TCPRoute`.
 fn rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
     let mut http: Vec<RequestMatch> = Vec::new();
     let mut tcp = PortSet::Only(Vec::new());

@@ -1,4 +1,4 @@
-//! What is at the addresses that a sidecar asked for.
+//! Address entries: the services and workloads at the addresses that sidecars query.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,20 +12,20 @@ use super::enforcement::is_balanced;
 use super::service::{Viewer, Views, backends, protocol, target_port};
 use crate::mesh::Mesh;
 
-/// What is at some addresses.
+/// The entries of some addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Occupants {
     pub(crate) at: BTreeMap<IpAddr, Arc<Occupant>>,
-    /// The services among them: whoever asked wants to know these too.
+    /// The services among them; the querying sidecar needs these too.
     pub(crate) services: BTreeSet<ServiceName>,
-    /// All services by which it was decided: when one looks different, it may be another.
+    /// All services that the result depends on: if one changes, the result may change.
     pub(crate) decided_by: BTreeSet<ServiceName>,
-    /// The addresses of workloads whose sidecars nobody has heard of.
+    /// Addresses of workloads with a sidecar that has not reported yet.
     pub(crate) unheard: BTreeSet<IpAddr>,
 }
 
-/// Finds out what is at these addresses. It is the same for all who ask: whether one may call what
-/// is there is decided there.
+/// Returns the entries of these addresses. They are the same for all clients: authorization is decided
+/// elsewhere.
 pub(crate) fn occupants(mesh: &Mesh, asked: &BTreeSet<IpAddr>, views: &mut Views) -> Occupants {
     let mut occupants = Occupants::default();
     for address in asked {
@@ -46,7 +46,7 @@ impl Occupants {
                 false => Occupant::Outside,
             };
         }
-        // Whoever calls a gateway comes in from outside, wherever he stands.
+        // Clients of a gateway's address are external, even inside the cluster.
         let workload = mesh.workload_at(address).filter(|it| mesh.gateway_of(it).is_none());
         let Some(workload) = workload else {
             return Occupant::Outside;
@@ -58,24 +58,24 @@ impl Occupants {
         Occupant::Workload { workload: workload.name.clone(), ports }
     }
 
-    /// True if sidecars balance over the endpoints of a service, or of a service that its routes lead to. If not, its
-    /// clients reach it as if there were no mesh: namespaces come in one by one.
+    /// True if sidecars balance over the endpoints of a service, or of a service that its routes forward to.
+    /// Otherwise its clients reach it as if there were no mesh: namespaces are migrated one by one.
     fn is_of_mesh(&mut self, mesh: &Mesh, service: &Service, views: &mut Views) -> bool {
         self.decided_by.insert(service.name.clone());
         if is_balanced(mesh, &service.name) {
             return true;
         }
-        // Kept by the views: many ask for the same addresses, again and again.
+        // Kept in the views: many sidecars query the same addresses repeatedly.
         let Some(view) = views.view(mesh, &Viewer::Anybody, &service.name) else { return false };
         self.decided_by.extend(backends(&view).cloned());
         backends(&view).any(|name| is_balanced(mesh, name))
     }
 
-    /// The ports of a workload that services lead to. When several lead to one, it is the port of
-    /// the service under which it is counted.
+    /// Returns the ports of a workload that services forward to. If several services forward to one port, the
+    /// port has the service under which it is counted.
     fn ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, OccupantPort> {
         let mut services: Vec<&Service> = mesh.in_front_of(&workload.name).collect();
-        // Stable: services come in order of their names.
+        // Stable sort: services are ordered by name.
         services.sort_by_key(|service| service.selector.len());
         let mut ports = BTreeMap::new();
         for service in services {
@@ -98,7 +98,7 @@ fn occupant_port(
     number: u16,
 ) -> OccupantPort {
     let listeners = mesh.listeners(&workload.name);
-    // Nobody calls an account that is revoked, and its bytes do not go unprotected either.
+    // A revoked account is not called, and its traffic is not sent unprotected either.
     let listeners = listeners.filter(|_| !mesh.is_revoked(workload));
     let address = listeners.and_then(|listeners| listeners.get(&number)).copied();
     let id = EndpointId {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::fixture::{BOOKINFO, mesh, service, workload};
 
-    /// Bookinfo in a cluster: service `n` has the address 10.96.0.n, workload `n` 10.1.0.n.
+    /// Bookinfo in a cluster: service `n` has the address 10.96.0.n, workload `n` has 10.1.0.n.
     fn cluster() -> Mesh {
         let mut mesh = mesh(BOOKINFO);
         let services: Vec<Service> = mesh.services().cloned().collect();

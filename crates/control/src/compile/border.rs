@@ -1,4 +1,4 @@
-//! What is open to clients outside the mesh at a workload, and what it reaches outside.
+//! Ingress and egress rules of a workload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use leno_registry::NODE_NETWORK_LABEL;
 
 use crate::mesh::Mesh;
 
-/// Compiles what policies open at a workload: one opening for each port of a service that it is
-/// behind, from the first policy that names it.
+/// Compiles a workload's ingress rules: one for each port of a service that it backs, from the first policy
+/// that names the service.
 pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
     let mut openings = Vec::new();
     for policy in mesh.ingress_in(&workload.name.namespace) {
@@ -36,8 +36,8 @@ pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
     openings
 }
 
-/// The policy that opens a port of a workload in another way already: through another service in front
-/// of it.
+/// Returns the policy that already opens a workload's port differently, through another service that selects
+/// it.
 fn contradicted<'a>(
     mesh: &'a Mesh,
     workload: &Workload,
@@ -59,11 +59,11 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
     let mut ranges: Vec<IpRange> = ranges.collect();
     ranges.sort_unstable();
     ranges.dedup();
-    // Where certificates say who comes, it need not matter from where.
+    // If certificates identify clients, their source address may be unrestricted.
     let anywhere = !names_places && !backend.entry.is_clear();
     let MeshConfig { trust_domain, revoked, .. } = mesh.config();
     let accounts = policy.sources.iter().filter_map(|it| it.account(trust_domain));
-    // Who keeps an account out means whoever is called so.
+    // A revocation also covers an external principal with the same name as the account.
     let stands = |it: &&IngressSource| {
         it.account(trust_domain).is_none_or(|account| !revoked.contains(&account))
     };
@@ -71,7 +71,7 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
         IngressSource::Named(name) => Some(name.clone()),
         IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => None,
     });
-    // Without TLS nobody shows who it is.
+    // Without TLS, clients are not identified.
     let (accounts, guests) = match backend.entry {
         Entry::Https { .. } => (accounts.collect(), guests.collect()),
         Entry::Http | Entry::Grpc | Entry::Tcp => (Vec::new(), Vec::new()),
@@ -87,8 +87,8 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
     }
 }
 
-/// The addresses that a source means. Those of a machine mean nobody: all of its processes have them,
-/// and often whoever is behind it.
+/// The address ranges of a source. Addresses of a node match no client: all processes of the node share them,
+/// and often NATed clients do, too.
 fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     match source {
         IngressSource::Range(range) => vec![*range],
@@ -103,7 +103,7 @@ fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     }
 }
 
-/// Compiles what a workload reaches outside: nothing of it matters while everybody is let out.
+/// Compiles the egress rules of a workload: none are needed while all egress is allowed.
 pub(super) fn outlets(mesh: &Mesh, workload: &Workload) -> Vec<Outlet> {
     if mesh.config().egress == Egress::Allow {
         return Vec::new();
@@ -113,7 +113,7 @@ pub(super) fn outlets(mesh: &Mesh, workload: &Workload) -> Vec<Outlet> {
     permitted.chain(policies).collect()
 }
 
-/// The outlets that lead to the API server: one for each of its ports.
+/// Egress rules for the API server, one per port.
 fn api_server(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = Outlet> + use<> {
     let mut by_port: BTreeMap<u16, Vec<IpRange>> = BTreeMap::new();
     for address in addresses {
@@ -145,7 +145,7 @@ fn of_policy<'a>(mesh: &'a Mesh, policy: &'a EgressPolicy) -> impl Iterator<Item
     })
 }
 
-/// All requests that groups mean; a group that is not there means none.
+/// Returns all requests that groups match; a missing group matches none.
 fn requests(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMatch>> {
     if groups.is_empty() {
         return None;
@@ -155,7 +155,7 @@ fn requests(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMatch>>
     Some(matches.collect())
 }
 
-/// What keeps a policy, or a part of it, from opening anything, as sentences for its author.
+/// Returns the problems that keep a policy, or a part of it, from taking effect, as sentences for its author.
 pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
     let mut problems = missing_groups(mesh, &policy.groups);
     for backend in &policy.backends {
@@ -195,7 +195,7 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
     problems
 }
 
-/// Why a name is neither that of an account nor that of a guest.
+/// Returns the reason why a name is neither an account nor an external principal.
 fn nobody(mesh: &Mesh, name: &Name) -> Option<String> {
     let own = &mesh.config().trust_domain;
     let is_guest = mesh.access_certs().any(|it| it.subjects.contains(name));
@@ -204,7 +204,7 @@ fn nobody(mesh: &Mesh, name: &Name) -> Option<String> {
         .then(|| format!("{name} is no account of {own}, and no AccessCert is for it"))
 }
 
-/// Groups that are not there, as sentences for the author of who names them.
+/// Returns missing groups, as sentences for the author of the object that names them.
 pub(crate) fn missing_groups(mesh: &Mesh, groups: &[RouteGroupName]) -> Vec<String> {
     let missing = groups.iter().filter(|group| mesh.group(group).is_none());
     missing.map(|group| format!("HTTPRouteGroup {group} does not exist")).collect()

@@ -1,5 +1,5 @@
-//! The endpoints that sidecars balance over, and those without a sidecar that sidecars and gateways leave out: because of
-//! policies that only a sidecar enforces, of the mode, or of `egress`.
+//! The endpoints that sidecars balance over, and the unmeshed endpoints that sidecars and gateways leave out
+//! because of policies that only a sidecar enforces, the mode, or `egress`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,17 +12,17 @@ use leno_registry::JOINING_LABEL;
 use super::service::target_port;
 use crate::mesh::Mesh;
 
-/// The stage at which the workloads behind a service take its requests.
+/// The lifecycle stage of the workloads that receive a service's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Ready, or any where the service wants such ones too.
+    /// Ready, or any if the service publishes unready ones.
     Ready,
-    /// Terminating and still serving: kube-proxy uses these while no other is ready, and so do sidecars and gateways.
+    /// Terminating and still serving: used while no other workload is ready, as by kube-proxy.
     Terminating,
 }
 
 impl Stage {
-    /// The stage of the workloads behind a service that take its requests now.
+    /// Returns the stage of the workloads that receive a service's requests now.
     fn of(mesh: &Mesh, service: &Service) -> Self {
         let members = mesh.members_behind(&service.name);
         let mut all = members.chain(mesh.bystanders_behind(&service.name));
@@ -41,12 +41,12 @@ impl Stage {
     }
 }
 
-/// True if sidecars balance over the endpoints of a service: a workload behind it has a sidecar, ready or not. Its ready
-/// endpoints without a sidecar are among the endpoints, so a pod that cannot start changes nothing. Sidecars balance before the
-/// first pod with a sidecar is ready: the network of the cluster would lead plaintext to it.
+/// True if sidecars balance over the endpoints of a service: a workload of the service has a sidecar, ready or
+/// not. Its ready unmeshed endpoints are included, so a pod that cannot start changes nothing. Sidecars balance
+/// before the first pod with a sidecar is ready: the cluster network would route plaintext to it.
 ///
-/// While no workload with a sidecar takes requests, `egress: deny` keeps the service outside the mesh, where an `Egress` permits
-/// it or not. The exceptions are policies that only a sidecar enforces.
+/// While no workload with a sidecar receives requests, `egress: deny` keeps the service outside the mesh,
+/// whether an `Egress` permits it or not. The exceptions are policies that only a sidecar enforces.
 pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let Some(service) = mesh.service(name) else { return false };
     let mut members = mesh.members_behind(name).peekable();
@@ -65,9 +65,9 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     others.peek().is_none() || !others.all(is_outside)
 }
 
-/// True for a service without a selector that may get its first pod with a sidecar at any time, while sidecars may send plaintext
-/// to each of its endpoints. That pod is known as its endpoint only when the network of the cluster leads plaintext to it
-/// as well.
+/// True for a service without a selector that may get its first pod with a sidecar at any time, while sidecars
+/// may send plaintext to each of its endpoints. The pod becomes known as an endpoint only when the cluster
+/// network routes plaintext to it as well.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
     let others = mesh.bystanders_behind(&service.name);
     let mut others = others.filter(|it| Stage::Ready.includes(service, it)).peekable();
@@ -79,16 +79,17 @@ fn is_joining(mesh: &Mesh, service: &Service) -> bool {
     others.peek().is_some() && others.all(is_open)
 }
 
-/// The setting that keeps sidecars from plaintext to a workload without one.
+/// The setting that forbids plaintext from sidecars to an unmeshed workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Barrier {
-    /// The mode is `strict` there: only members of the mesh are called.
+    /// The workload's mode is `strict`: only members of the mesh are called.
     Strict,
     /// The mesh has `egress: deny`.
     Egress,
 }
 
-/// The setting that keeps sidecars from plaintext to a workload without one; `None` without such a setting.
+/// Returns the setting that forbids plaintext from sidecars to an unmeshed workload; `None` without such a
+/// setting.
 pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
     if mesh.mode_of(workload) == TrafficMode::Strict {
         return Some(Barrier::Strict);
@@ -96,8 +97,8 @@ pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
     (mesh.config().egress == Egress::Deny).then_some(Barrier::Egress)
 }
 
-/// The ready workloads without a sidecar behind a service that sidecars leave out because of the mode or `egress`, while
-/// they balance over its endpoints, also without a ready one that has a sidecar: their number, and the setting.
+/// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the mode or
+/// `egress`, and the setting, while sidecars balance over its endpoints (even if none with a sidecar is ready).
 pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
     if !is_balanced(mesh, &service.name) {
         return None;
@@ -109,11 +110,11 @@ pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)>
     Some((1 + barriers.count(), first))
 }
 
-/// Finds out for many workloads without a sidecar if a policy applies that only a sidecar enforces.
+/// Checks, for many unmeshed workloads, if a policy applies that only a sidecar enforces.
 pub(super) struct Enforcement<'a> {
     mesh: &'a Mesh,
-    /// Known results, by the services in front of a workload, each with those of its ports that lead to the port of the
-    /// workload: named ports may lead to different numbers at each workload.
+    /// Known results, by the services that select a workload, each with its ports that forward to the port of
+    /// the workload: named ports may map to different numbers at each workload.
     known: BTreeMap<Vec<(&'a ServiceName, Vec<u16>)>, bool>,
 }
 
@@ -122,7 +123,7 @@ impl<'a> Enforcement<'a> {
         Self { mesh, known: BTreeMap::new() }
     }
 
-    /// True when no policy applies at a port of a workload that only a sidecar enforces.
+    /// True if no policy that only a sidecar enforces applies at a port of a workload.
     pub(super) fn is_complete(&mut self, workload: &'a Workload, number: u16) -> bool {
         let services = self.mesh.in_front_of_bystander(&workload.name);
         let key = services.map(|it| (&it.name, leading(it, workload, number).collect())).collect();
@@ -131,22 +132,22 @@ impl<'a> Enforcement<'a> {
     }
 }
 
-/// The ports of a service that lead to a port of a workload.
+/// Returns the ports of a service that forward to a port of a workload.
 fn leading(service: &Service, workload: &Workload, number: u16) -> impl Iterator<Item = u16> {
     let leads = move |port: &&ServicePort| target_port(&port.target, workload) == Some(number);
     service.ports.iter().filter(leads).map(|port| port.port)
 }
 
-/// True when a policy applies at some port of a service at a workload without a sidecar that only a sidecar enforces.
+/// True if a policy that only a sidecar enforces applies at some port of a service at an unmeshed workload.
 pub(super) fn needs_sidecar(mesh: &Mesh, service: &Service, workload: &Workload) -> bool {
     let numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
     let mut numbers = numbers.collect::<BTreeSet<u16>>().into_iter();
     numbers.any(|number| !needing_sidecar(mesh, workload, number).is_empty())
 }
 
-/// The policies that the sidecar of a workload would enforce at a port of its application: limits and guards of all
-/// services that lead there, as in the plan of a sidecar, and access policies about the account of any workload behind one
-/// of these services.
+/// Returns the policies that the sidecar of a workload would enforce at a port of its application: limits and
+/// guards of all services that forward there, as in the plan of a sidecar, and access policies on the account
+/// of any workload of one of these services.
 pub(super) fn needing_sidecar(
     mesh: &Mesh,
     workload: &Workload,
@@ -165,8 +166,8 @@ pub(super) fn needing_sidecar(
     policies
 }
 
-/// The policies about the account of a workload that reject something there. In mode `audit` none does; in mode
-/// `permissive` those that allow do not.
+/// Returns the policies on the account of a workload that reject requests there. In mode `audit` none does; in
+/// mode `permissive` allow policies do not.
 fn access_policies<'a>(
     mesh: &'a Mesh,
     workload: &'a Workload,
@@ -185,8 +186,8 @@ fn access_policies<'a>(
     access.chain(targets.map(|target| ObjectKey::TrafficTarget(target.name.clone())))
 }
 
-/// The endpoints without a sidecar that are left out because of a policy, by name. Empty where no gateway and no sidecar
-/// leads.
+/// Returns the names of unmeshed endpoints that are left out because of a policy. Empty unless a gateway or a
+/// sidecar routes to them.
 pub(crate) fn left_out<'a>(mesh: &'a Mesh, policy: &ObjectKey) -> BTreeSet<&'a WorkloadName> {
     let is_led_to = |service: &&Service| {
         mesh.members_behind(&service.name).next().is_some() || mesh.is_led_to(&service.name)

@@ -1,4 +1,4 @@
-//! The plan of a sidecar: the workload behind it and the rules at its door.
+//! The proxy configuration of a sidecar: its workload, and the rules of its inbound listener.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use super::border::{openings, outlets};
 use super::service::{labels, target_port};
 use crate::mesh::Mesh;
 
-/// Compiles what a sidecar is for.
+/// Compiles the proxy configuration.
 pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
     WorkloadPlan {
         workload: workload.name.clone(),
@@ -42,9 +42,8 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
     }
 }
 
-/// The application's ports. In a cluster it need not declare them: where a service looks for one,
-/// there is one. Everywhere else it has those that it declares. Of a port that does not say what it
-/// speaks, the services say it.
+/// Returns the application's ports. In a cluster they need not be declared: the target port of a service counts
+/// as one. Elsewhere only declared ports count. If a port declares no protocol, the services declare it.
 pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     let mut ports = workload.ports.clone();
     if !workload.address.is_loopback() {
@@ -69,7 +68,7 @@ pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     ports
 }
 
-/// True where convention lets the server speak first: by the port, or by a port of a service that leads there.
+/// True if the server speaks first by convention: by the port, or by a service port that forwards there.
 fn is_server_first_by_convention(mesh: &Mesh, workload: &Workload, port: &WorkloadPort) -> bool {
     let services = mesh.in_front_of(&workload.name);
     let mut ports = services.flat_map(|service| &service.ports);
@@ -78,7 +77,7 @@ fn is_server_first_by_convention(mesh: &Mesh, workload: &Workload, port: &Worklo
             .any(|it| it.is_server_first() && target_port(&it.target, workload) == Some(port.port))
 }
 
-/// True when a policy looks at requests at a port of a workload. A convention does not hide requests from it: the
+/// True if a policy inspects requests at a port of a workload. A convention does not hide requests from it: the
 /// protocol is detected there.
 fn looks_at_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
     let services = mesh.in_front_of(&workload.name);
@@ -91,13 +90,13 @@ fn looks_at_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
         })
 }
 
-/// True when an access policy denies some requests at a port of a workload.
+/// True if an access policy denies some requests at a port of a workload.
 fn denies_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
     let mut rules = mesh.access_policies_of(workload).flat_map(|policy| &policy.rules);
     rules.any(|rule| rule.request_need() != RequestNeed::None && rule.ports.contains(number))
 }
 
-/// The protocol of a port at which, by convention, the server speaks first: detected where a policy looks at requests.
+/// Returns the protocol of a server-first port (by convention): detected if a policy inspects requests.
 pub(super) fn by_convention(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     let is_detected = || {
         let mut needs = mesh.needs(&service.name, port.port);
@@ -113,7 +112,7 @@ pub(super) fn by_convention(mesh: &Mesh, service: &Service, port: &ServicePort) 
     }
 }
 
-/// What the services that lead to a port say is spoken there, if they agree: gRPC is HTTP/2.
+/// Returns the protocol that the services forwarding to a port declare, if they agree: gRPC is HTTP/2.
 fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
     let ports = mesh.in_front_of(&workload.name).flat_map(|service| &service.ports);
     let leading = ports.filter(|port| target_port(&port.target, workload) == Some(number));
@@ -123,7 +122,7 @@ fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
     first.filter(|_| said.len() == 1 || said.iter().all(is_http2)).unwrap_or_default()
 }
 
-/// What tag rules may ask about a workload: nothing when none does.
+/// Returns the attributes of a workload that tag rules match: empty if none does.
 fn caller(mesh: &Mesh, workload: &Workload) -> Caller {
     let asked = mesh.tags().asked();
     if !asked.is_anything() {
@@ -138,8 +137,7 @@ fn caller(mesh: &Mesh, workload: &Workload) -> Caller {
     }
 }
 
-/// What requests are marked with at each port of the application: by the rules of all services
-/// that lead there.
+/// Returns the request marks at each port of the application: by the rules of all services that forward there.
 fn lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
     let mut lanes: BTreeMap<u16, Vec<LaneRule>> = BTreeMap::new();
     for service in mesh.in_front_of(&workload.name) {
@@ -156,8 +154,8 @@ fn lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
     lanes
 }
 
-/// How much may come in at each port of the application: by the policies of all services that lead
-/// there, each once.
+/// Returns the limits of each port of the application: the policies of all services that forward there, each
+/// once.
 fn limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
     let mut limits: BTreeMap<u16, Vec<PortLimits>> = BTreeMap::new();
     for service in mesh.in_front_of(&workload.name) {
@@ -173,8 +171,8 @@ fn limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
     limits
 }
 
-/// What else decides about requests at each port of the application: by the policies of all services
-/// that lead there, each once.
+/// Returns the external checks at each port of the application: the policies of all services that forward
+/// there, each once.
 fn guards(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
     let mut guards: BTreeMap<u16, Vec<PortGuard>> = BTreeMap::new();
     for service in mesh.in_front_of(&workload.name) {
@@ -192,7 +190,8 @@ fn guards(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
     guards
 }
 
-/// The retries of a workload's requests, by service: from the oldest policy that names the service, then the first by name.
+/// Returns the retries of a workload's requests, by service: from the oldest policy that names the service,
+/// then the first by name.
 fn retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRetry> {
     let mut retries = BTreeMap::new();
     for policy in mesh.retries_of(&workload.account) {
@@ -203,11 +202,11 @@ fn retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRet
     retries
 }
 
-/// The service under which each port of the application is counted: when several lead there, the
-/// one that chooses by the fewest labels (`reviews` rather than `reviews-v1`), then by name.
+/// Returns the service under which each port of the application is counted: if several forward there, the one
+/// with the fewest selector labels (`reviews` rather than `reviews-v1`), then the first by name.
 fn served(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, ServiceName> {
     let mut services: Vec<&Service> = mesh.in_front_of(&workload.name).collect();
-    // Stable: services come in order of their names.
+    // Stable sort: services are ordered by name.
     services.sort_by_key(|service| service.selector.len());
     let mut served = BTreeMap::new();
     for service in services {

@@ -1,4 +1,4 @@
-//! A service as one client sees it: whether it may call, its ports, their rules and endpoints.
+//! A service as one client sees it: client authorization, ports, their rules and endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,22 +15,22 @@ use super::plan::by_convention;
 use super::split;
 use crate::mesh::{Mesh, Touched};
 
-/// Through whose eyes a service is seen.
+/// The class of clients that a service is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
-    /// Anybody's: where nothing is strict all clients see the same.
+    /// All clients: if nothing is strict, they share one view.
     Anybody,
-    /// Those of the clients of a namespace that has routes of its own for services of others.
+    /// The clients of a namespace that has its own routes for services of other namespaces.
     Consumers(Name),
-    /// Those of clients under this account.
+    /// The clients under this account.
     Account(ServiceAccount),
-    /// Those of the proxies of gateways, which reach endpoints without a sidecar in mode `strict` too; under this
-    /// account where something is strict.
+    /// Gateway proxies, which reach unmeshed endpoints in mode `strict` too; with the account if something is
+    /// strict.
     Gateway(Option<ServiceAccount>),
 }
 
 impl Viewer {
-    /// Through whose eyes a client sees services.
+    /// Returns the viewer of a client.
     pub(crate) fn of(mesh: &Mesh, client: &Workload) -> Self {
         let account = mesh.has_strict().then(|| client.account.clone());
         match (mesh.gateway_of(client), account) {
@@ -40,7 +40,7 @@ impl Viewer {
         }
     }
 
-    /// The same, seeing a service: clients see it alike but where their namespace has routes for it.
+    /// Returns the viewer for one service: clients share a view unless their namespace has routes for it.
     fn facing(&self, mesh: &Mesh, service: &ServiceName) -> Self {
         match self {
             Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => Self::Anybody,
@@ -48,7 +48,7 @@ impl Viewer {
         }
     }
 
-    /// The namespace whose routes for services of others decide; the gateway's own do not.
+    /// Returns the namespace with consumer routes that apply; a gateway's own namespace does not count.
     fn consumer(&self) -> Option<&Name> {
         match self {
             Self::Consumers(namespace) => Some(namespace),
@@ -57,7 +57,7 @@ impl Viewer {
         }
     }
 
-    /// Whose eyes they are, where that makes a difference.
+    /// Returns the account, if views depend on it.
     fn account(&self) -> Option<&ServiceAccount> {
         match self {
             Self::Anybody | Self::Consumers(_) => None,
@@ -66,18 +66,18 @@ impl Viewer {
         }
     }
 
-    /// True for the proxies of gateways.
+    /// True for gateway proxies.
     fn is_gateway(&self) -> bool {
         matches!(self, Self::Gateway(_))
     }
 }
 
-/// Compiles how a service looks.
+/// Compiles the view of a service.
 ///
-/// A client may call a service when it may call some workload behind the service, or behind a
-/// backend of its routes: one that is not strict, or whose account a policy lets it call. Endpoints
-/// that it may not call are left out. In a strict namespace a service without workloads has no account
-/// that a policy could name: it is denied, as no policy allows it, and never opened by emptiness.
+/// A client may call a service if it may call some workload of the service, or of a backend of its routes: one
+/// that is not strict, or an account that a policy lets it call. Endpoints that it may not call are left out.
+/// In a strict namespace, a service without workloads has no account that a policy could name: it is denied,
+/// since no policy allows it. An empty service is never open.
 pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
     let permitted = Permitted::to(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
@@ -111,7 +111,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
     view
 }
 
-/// True while the sidecar of a workload behind a service is expected with another port or account.
+/// True while the sidecar of a workload of a service is expected with another port or account.
 fn is_awaited(mesh: &Mesh, service: &Service, permitted: &Permitted<'_>) -> bool {
     let mut workloads = mesh.behind(&service.name).filter(|workload| mesh.is_awaited(workload));
     workloads.any(|workload| {
@@ -121,7 +121,7 @@ fn is_awaited(mesh: &Mesh, service: &Service, permitted: &Permitted<'_>) -> bool
     })
 }
 
-/// The endpoints that a view would have if every sidecar had said where it listens.
+/// Returns the endpoints that a view would contain if every sidecar had reported its listeners.
 pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<EndpointId> {
     let permitted = Permitted::to(mesh, viewer);
     let Some(service) = mesh.service(&view.name) else {
@@ -142,17 +142,17 @@ pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<E
     unheard.collect()
 }
 
-/// The services that the rules of a view name.
+/// Returns the services that the rules of a view name.
 pub(crate) fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
     view.ports.values().flat_map(PortView::backends).map(|backend| &backend.service)
 }
 
-/// The port of a workload's application that a service port leads to.
+/// Returns the application port that a service port forwards to.
 pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u16> {
     target.number_at(workload)
 }
 
-/// Views that were compiled, shared by all who see the same.
+/// Compiled views, shared by all clients with the same viewer.
 #[derive(Debug, Default)]
 pub(crate) struct Views {
     kept: BTreeMap<(ServiceName, Viewer), Kept>,
@@ -163,15 +163,15 @@ pub(crate) struct Views {
 #[derive(Debug)]
 struct Kept {
     view: Arc<ServiceView>,
-    /// Whether something it was compiled from may have changed since.
+    /// True if an input may have changed since.
     stale: bool,
-    /// The number of sweeps that found it in no world since its last use.
+    /// The number of sweeps since its last use in which no configuration contained it.
     unused: u8,
 }
 
 impl Views {
-    /// How a service looks; `None` when it does not exist. What did not change is the same [`Arc`]
-    /// as before.
+    /// Returns the view of a service; `None` if the service does not exist. An unchanged view is the same
+    /// [`Arc`] as before.
     pub(crate) fn view(
         &mut self,
         mesh: &Mesh,
@@ -199,12 +199,12 @@ impl Views {
         Some(view)
     }
 
-    /// The number of views compiled so far.
+    /// Returns the number of views compiled so far.
     pub(crate) fn compiled(&self) -> u64 {
         self.compiled
     }
 
-    /// Takes note of what may look different now.
+    /// Marks the views that may have changed.
     pub(crate) fn doubt(&mut self, touched: &Touched) {
         if touched.everybody || !touched.accounts.is_empty() {
             for ((_, viewer), kept) in &mut self.kept {
@@ -214,15 +214,15 @@ impl Views {
             }
         }
         for service in &touched.services {
-            // The least of all viewers comes first.
+            // The first variant sorts first.
             let all = self.kept.range_mut((service.clone(), Viewer::Anybody)..);
             let all = all.take_while(|((name, _), _)| name == service);
             all.for_each(|(_, kept)| kept.stale = true);
         }
     }
 
-    /// Forgets views that are in no world and were not used for some sweeps. Views that decide about
-    /// addresses are in no world.
+    /// Evicts views that are in no configuration and were unused for some sweeps. Views that address entries
+    /// depend on are in no configuration.
     pub(crate) fn sweep(&mut self) {
         self.kept.retain(|_, kept| {
             let is_held = Arc::strong_count(&kept.view) > 1;
@@ -237,14 +237,14 @@ impl Views {
     }
 }
 
-/// For how many rounds a view is kept that is in no world: half a second of a storm of changes.
+/// The number of sweeps after which an unused view is evicted: half a second during a burst of changes.
 const SWEEPS_UNUSED_MAX: u8 = 16;
 
-/// Which workloads a client may call.
+/// The workloads that a client may call.
 enum Permitted<'a> {
     All,
-    /// Those that are not strict, those under the accounts of `targets`, and those that an access
-    /// policy lets the client call.
+    /// Non-strict workloads, those under the accounts of `targets`, and those that an access policy lets the
+    /// client call.
     Only {
         mesh: &'a Mesh,
         client: ServiceAccount,
@@ -273,8 +273,8 @@ impl<'a> Permitted<'a> {
         }
     }
 
-    /// Whether it allows some workload behind a service; `None` where there is none that a policy
-    /// could be about.
+    /// Returns true if some workload of a service is allowed; `None` if no workload exists that a policy could
+    /// apply to.
     fn allows_some(&self, mesh: &Mesh, service: &ServiceName) -> Option<bool> {
         let mut workloads = mesh.behind(service).peekable();
         workloads.peek()?;
@@ -294,17 +294,16 @@ fn may_reach(
     services.any(|name| {
         match permitted.allows_some(mesh, name) {
             Some(allows) => allows,
-            // Who has no sidecar enforces nothing.
+            // Unmeshed workloads enforce nothing.
             None if viewer.is_gateway() && mesh.bystanders_behind(name).next().is_some() => true,
             None => mesh.config().mode_in(&name.namespace) != TrafficMode::Strict,
         }
     })
 }
 
-/// Whether routes are attached to a port, and their rules in order of route and document. A
-/// backend that does not exist keeps its share: those requests are answered 500. Of two kinds of
-/// routes only the more specific one has a say: a `GRPCRoute` before an `HTTPRoute`. Without any,
-/// splits have.
+/// Returns the rules of a port in order of route and document, and true if routes are attached. A missing
+/// backend keeps its share: those requests get a 500 response. Of two kinds of routes only the more specific
+/// one applies: `GRPCRoute` before `HTTPRoute`. Without routes, splits apply.
 fn rules(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
@@ -320,18 +319,18 @@ fn rules(
     (true, rules.map(|rule| granted(mesh, service, rule)).collect())
 }
 
-/// The rule, for requests to a service, without the backends that it may not lead to; their share is
-/// refused.
+/// Returns the rule for requests to a service, without the backends that it may not refer to; their share is
+/// rejected.
 fn granted(mesh: &Mesh, service: &ServiceName, rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     let RouteRule { route, kind, backends, actions, .. } = &mut rule;
     actions.ungranted_weight = take_ungranted(mesh, service, (*kind, route), backends);
-    // A copy that goes nowhere is missed by nobody.
+    // A mirror without permission is dropped without an effect on the request.
     take_ungranted(mesh, service, (*kind, route), &mut actions.mirrors);
     rule
 }
 
-/// Takes the backends away that an object may not lead to, and says what they weighed.
+/// Removes the backends that an object may not refer to, and returns their total weight.
 pub(super) fn take_ungranted(
     mesh: &Mesh,
     own: &ServiceName,
@@ -349,7 +348,7 @@ pub(super) fn take_ungranted(
     weight
 }
 
-/// The rules for sessions that applications encrypt, in order of route.
+/// Returns the rules for TLS passthrough sessions, in order of route.
 fn tls_rules(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
@@ -365,8 +364,8 @@ fn tls_rules(
     granted.collect()
 }
 
-/// The protocol that the service declares; otherwise the one that its workloads agree on; otherwise the one of a well-known
-/// port, or it is detected.
+/// Returns the protocol that the service declares; otherwise the one on which its workloads agree; otherwise
+/// that of a well-known port, or detection.
 pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     if let Some(protocol) = port.protocol {
         return protocol;
@@ -378,7 +377,7 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
     };
     let mut spoken: BTreeSet<Protocol> = mesh.behind(&service.name).filter_map(spoken_by).collect();
     if spoken.is_empty() {
-        // Who has no sidecar has a say where nobody has one.
+        // Unmeshed workloads count if no workload has a sidecar.
         spoken.extend(mesh.bystanders_behind(&service.name).filter_map(spoken_by));
     }
     match (spoken.first(), spoken.len()) {
@@ -387,15 +386,16 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
     }
 }
 
-/// Reports that a port is declared to carry bytes, so that no request is seen there.
+/// True if a port is declared as TCP, so that requests are not inspected there.
 pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
     let found = mesh.service(service);
     let port = found.and_then(|service| service.ports.iter().find(|it| it.port == port));
     found.zip(port).is_some_and(|(service, port)| protocol(mesh, service, port) == Protocol::Tcp)
 }
 
-/// Where a port is reached, ordered by id: ids differ in the workload only. Each has the labels
-/// that the port's tag rules name. Without a ready endpoint, those that terminate and still serve are used, as by kube-proxy.
+/// Returns the endpoints of a port, ordered by ID: IDs differ in the workload only. Each has the labels that
+/// the port's tag rules name. Without a ready endpoint, terminating ones that still serve are used, as by
+/// kube-proxy.
 fn endpoints(
     mesh: &Mesh,
     place: (&Service, &ServicePort),
@@ -411,7 +411,7 @@ fn endpoints(
     endpoints
 }
 
-/// The endpoints of a port for workloads at this stage.
+/// Returns the endpoints of a port for workloads at this stage.
 fn endpoints_of(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
@@ -435,7 +435,7 @@ fn endpoints_of(
     endpoints
 }
 
-/// Where all have the same weight, nobody needs to look at it.
+/// Removes weights that are all equal.
 fn even_out(endpoints: &mut [Arc<Endpoint>]) {
     let first = endpoints.first().and_then(|endpoint| endpoint.weight);
     if endpoints.iter().all(|endpoint| endpoint.weight == first) {
@@ -445,8 +445,9 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
     }
 }
 
-/// The endpoints of a port at a stage that have no sidecar, at the addresses of the applications. An endpoint at which a policy
-/// applies that only a sidecar enforces is left out; for sidecars also one that the mode or `egress` keeps from plaintext.
+/// Returns the unmeshed endpoints of a port at a stage, at the applications' own addresses. Endpoints with a
+/// policy that only a sidecar enforces are left out; for sidecars also those to which the mode or `egress`
+/// forbids plaintext.
 fn plain_endpoints(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
@@ -473,7 +474,7 @@ fn plain_endpoints(
     endpoints.collect()
 }
 
-/// The labels of a workload that somebody wants to know.
+/// Returns the requested labels of a workload.
 pub(crate) fn labels(
     workload: &Workload,
     wanted: impl Fn(&str) -> bool,
@@ -482,8 +483,8 @@ pub(crate) fn labels(
     labels.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// The workloads with a sidecar behind a port that are at a stage and that a client may call, each with the port of
-/// its application.
+/// Returns the workloads with a sidecar of a port at a stage that a client may call, each with the port of its
+/// application.
 fn places<'a>(
     mesh: &'a Mesh,
     (service, port): (&Service, &ServicePort),
@@ -501,7 +502,7 @@ fn id(service: &ServiceName, port: &ServicePort, workload: &Workload) -> Endpoin
     EndpointId { service: service.clone(), port: port.port, workload: workload.name.clone() }
 }
 
-/// The old view when it is equal; otherwise the new one with all endpoints that are.
+/// Returns the old view if it is equal; otherwise the new one, reusing equal endpoints.
 fn renewed(mut new: ServiceView, old: Option<Arc<ServiceView>>) -> Arc<ServiceView> {
     let Some(old) = old else {
         return Arc::new(new);

@@ -1,5 +1,4 @@
-//! Rules that say of everything at a port where it goes: those of TCP routes, and of splits where
-//! no route is attached.
+//! Rules for all traffic of a port: those of TCP routes, and of splits on ports without a route.
 
 use leno_model::{
     Name, ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit,
@@ -9,9 +8,9 @@ use leno_model::{
 use super::service::take_ungranted;
 use crate::mesh::Mesh;
 
-/// The rules for requests to a port that no `HTTPRoute` or `GRPCRoute` is attached to: that of a
-/// TCP route; or those of splits, first the ones for some requests, by age and name, then the one for
-/// everything. What no rule is about goes to the service's own endpoints.
+/// Returns the rules for requests to a port without an `HTTPRoute` or `GRPCRoute`: that of a TCP route; or
+/// those of splits, first the ones with matches, by age and name, then the one for all requests. Unmatched
+/// requests go to the service's own endpoints.
 pub(super) fn rules(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
@@ -30,8 +29,8 @@ pub(super) fn rules(
     splits.into_iter().filter_map(|split| rule(mesh, split, port)).collect()
 }
 
-/// Where the connections to a port go in which no request is seen: no split for some requests is
-/// about them.
+/// Returns the rule for connections to a port on which no request is detected: splits with matches do not apply
+/// to them.
 pub(super) fn tcp_rule(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
@@ -46,7 +45,7 @@ pub(super) fn tcp_rule(
     for_everything(mesh, service).map(|split| shares(mesh, split, port))
 }
 
-/// What decides instead of a split at each port of its root, as sentences for its author.
+/// Returns the objects that override a split at each port of its root, as sentences for its author.
 pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let root = &split.root.service;
     let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
@@ -69,7 +68,7 @@ pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     }
 }
 
-/// The TCP route that decides instead of another one at a port, as a sentence for its author.
+/// Returns the TCP route that overrides another one at a port, as a sentence for its author.
 pub(crate) fn tcp_rival(
     mesh: &Mesh,
     name: &RouteName,
@@ -81,7 +80,7 @@ pub(crate) fn tcp_rival(
     Some(format!("TCPRoute {other} is attached to port {port} too, and comes first"))
 }
 
-/// The rule of the first TCP route that is attached to a port.
+/// Returns the rule of the first TCP route attached to a port.
 fn tcp_route(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
@@ -91,13 +90,13 @@ fn tcp_route(
     Some(granted(mesh, service, route.rule.clone()))
 }
 
-/// The oldest split of a root, then the first by name, that is not only for some requests.
+/// Returns the oldest split of a root without matches, then the first by name.
 fn for_everything<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
     let whole = mesh.splits().of(root).filter(|split| split.groups.is_none());
     whole.min_by_key(|split| split.precedence())
 }
 
-/// A route of the Gateway API that is attached to a port: beside it splits have no say there.
+/// Returns a Gateway API route attached to a port: splits do not apply there.
 fn gateway_route(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
@@ -112,7 +111,7 @@ fn gateway_route(
     http.or_else(|| tcp.next()).or_else(|| tls.next())
 }
 
-/// The rule of a split; `None` when there is no request that it is about.
+/// Returns the rule of a split; `None` if it matches no request.
 fn rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule> {
     let mut rule = shares(mesh, split, port).for_requests();
     if let Some(groups) = &split.groups {
@@ -129,7 +128,7 @@ fn shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
     granted(mesh, root, TcpRule { route, kind, backends: split.at(port), ungranted_weight: 0 })
 }
 
-/// The rule without the backends that it may not lead to; their share is refused.
+/// Returns the rule without the backends that it may not refer to; their share is rejected.
 fn granted(mesh: &Mesh, own: &ServiceName, mut rule: TcpRule) -> TcpRule {
     let object = (rule.kind, &rule.route);
     rule.ungranted_weight = take_ungranted(mesh, own, object, &mut rule.backends);

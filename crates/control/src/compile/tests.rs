@@ -1,4 +1,4 @@
-//! Tests of the compiler: what one workload knows, as text.
+//! Tests of the compiler: the configuration of one workload, as text.
 
 mod access;
 mod border;
@@ -22,7 +22,7 @@ use leno_model::{
 use super::*;
 use crate::fixture::{BOOKINFO, mesh, service, strict, workload};
 
-/// Compiles what `client` knows when it uses `services`, and compares it as text.
+/// Compiles the configuration of `client` with the services `services`, and compares it as text.
 #[track_caller]
 fn check(yaml: &str, client: &str, services: &[&str], expected: &Expect) {
     let mesh = mesh(yaml);

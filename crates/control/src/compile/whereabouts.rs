@@ -1,4 +1,4 @@
-//! What the names stand for that a sidecar looked up.
+//! DNS records for names that a sidecar queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use leno_model::{Service, ServiceName, Whereabouts};
 
 use crate::mesh::Mesh;
 
-/// Finds out what these names stand for. It is the same for all who ask: whether one may call what
-/// is there is decided there.
+/// Returns the DNS records of these names. They are the same for all clients: authorization is decided
+/// elsewhere.
 pub(crate) fn whereabouts(
     mesh: &Mesh,
     asked: &BTreeSet<ServiceName>,
@@ -23,8 +23,8 @@ pub(crate) fn whereabouts(
     asked.iter().map(found).collect()
 }
 
-/// The addresses of the service itself, or of who is behind it and takes requests: with a sidecar
-/// or without, as the cluster would say. So many that they do not fit are left to the cluster.
+/// Returns the addresses of the service, or of its workloads that receive requests, with or without a sidecar,
+/// as cluster DNS would. A set that does not fit is left to cluster DNS.
 fn of_service(mesh: &Mesh, service: &Service) -> Whereabouts {
     let addresses: BTreeSet<IpAddr> = match service.addresses.is_empty() {
         false => service.addresses.clone(),
@@ -64,7 +64,7 @@ mod tests {
     fn a_name_stands_for_the_service_or_for_who_is_behind_it() {
         let mut mesh = mesh(BOOKINFO);
         assert_eq!(of(&mesh, "nobody"), [] as [IpAddr; 0]);
-        // Loopback is everybody's own.
+        // Loopback addresses differ per machine.
         assert_eq!(of(&mesh, "reviews"), [] as [IpAddr; 0]);
         move_to(&mut mesh, "reviews-v1-1", [10, 1, 0, 1], true);
         move_to(&mut mesh, "reviews-v2-1", [10, 1, 0, 2], false);

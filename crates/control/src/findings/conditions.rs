@@ -12,7 +12,7 @@ use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, Work
 use super::{Facts, Finding, Weight, join_again, rejected_sidecar, shortened};
 use crate::applications::{exit_remedy, port_remedy};
 
-/// All of them, most direct causes first.
+/// Returns all of them, the most direct causes first.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     let all = |kind: &'static str| {
@@ -63,7 +63,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Log lines that the output of a program did not take.
+/// Reports log lines that were dropped because a program's output blocked.
 fn dropped_lines(facts: &Facts) -> Vec<Finding> {
     let finding = |what: String| {
         let remedy = "free the disk of the log, or repair its reader: traffic does not wait for it";
@@ -89,7 +89,7 @@ fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Fi
     )
 }
 
-/// The conditions of one application.
+/// Returns the conditions of one application.
 fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Vec<Finding> {
     let name = &workload.name;
     let mut findings = Vec::new();
@@ -134,7 +134,7 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
     Finding { weight, what, remedy }
 }
 
-/// Service ports without a declared protocol at which the server speaks first, each once.
+/// Reports service ports without a declared protocol and with a server that speaks first, each once.
 fn delays(facts: &Facts) -> Vec<Finding> {
     let all = facts.workloads.iter().flat_map(|workload| &workload.conditions);
     let delayed = all.filter(|it| it.kind == "detection-delayed");
@@ -149,7 +149,7 @@ fn delays(facts: &Facts) -> Vec<Finding> {
     shortened(delayed.collect(), "leno get workloads -o json")
 }
 
-/// Clients without mutual TLS that are rejected. Those with a sidecar connect past the mesh.
+/// Reports rejected clients without mutual TLS. Those with a sidecar bypass the mesh.
 fn rejected_clients(facts: &Facts) -> Vec<Finding> {
     let members = facts.workloads.iter().flat_map(|workload| {
         let all = std::iter::once(&workload.address).chain(&workload.other_addresses);
@@ -189,7 +189,7 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
 /// The cause for rejected clients that have a sidecar.
 const PAST_THE_MESH: &str = "connect past the mesh although they have a sidecar";
 
-/// State that cannot be written.
+/// Reports state that cannot be written.
 fn state(facts: &Facts) -> Vec<Finding> {
     let remedy = "free space there or make it writable: until then a restart loses certificates, tokens or the last \
                   configuration";
@@ -219,7 +219,7 @@ fn state(facts: &Facts) -> Vec<Finding> {
     shortened(own.chain(authority).chain(sidecars).collect(), "leno get workloads -o json")
 }
 
-/// Conditions of kinds that this release does not know.
+/// Reports conditions of kinds that this release does not know.
 fn unknown(facts: &Facts) -> Vec<Finding> {
     const KNOWN: [&str; 8] = [
         "listener-closed",
@@ -266,7 +266,6 @@ mod tests {
         }
     }
 
-    /// Finding F2 of issue 26.
     #[test]
     fn each_condition_is_a_finding_with_its_weight() {
         let condition =
@@ -349,7 +348,7 @@ mod tests {
         }
     }
 
-    /// A pod of a dual-stack cluster calls by either of its addresses.
+    /// A pod of a dual-stack cluster may call from either of its addresses.
     #[test]
     fn a_rejected_client_is_known_by_each_of_its_addresses() {
         let mut client = workload("connected");

@@ -1,4 +1,4 @@
-//! Service ports without an endpoint: a problem where requests go there. Endpoints without a sidecar that are excluded.
+//! Service ports without an endpoint, a problem if requests go there, and excluded endpoints without a sidecar.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use crate::status::{ExcludedStatus, ServiceStatus};
 use super::{Facts, Finding, shortened};
 use crate::figures::counted;
 
-/// Empty endpoint lists. Sidecars that are expected to come back have not reported theirs yet.
+/// Returns findings about empty endpoint lists. During the startup grace period, sidecars may not have reported
+/// their endpoints yet.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     if facts.status.settling {
         return Vec::new();
@@ -21,8 +22,8 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     });
     let found = empty.filter_map(|(service, port)| {
         let is_used = used.contains(&format!("{}:{port}", service.name));
-        // Routes take the traffic of a service that only has a name, and others may be none of the mesh: in a cluster, those
-        // of every namespace without a workload of the mesh.
+        // The traffic of a service that is only a name goes to the backends of its routes, and other services
+        // may be outside the mesh: in a cluster, those of every namespace without a workload of the mesh.
         let has_own_traffic = service.routes.is_empty() && !service.selector.is_empty();
         let has_own_traffic = has_own_traffic && meshed.contains(namespace_of(&service.name));
         (is_used || has_own_traffic).then(|| finding(service, port, is_used))
@@ -34,12 +35,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// The namespace in a name `NAMESPACE/NAME`.
+/// Returns the namespace of `NAMESPACE/NAME`.
 fn namespace_of(name: &str) -> &str {
     name.split('/').next().unwrap_or_default()
 }
 
-/// Ready endpoints that only clients outside the mesh reach.
+/// Reports ready endpoints that only clients outside the mesh reach.
 fn exclusion(service: &ServiceStatus, excluded: &ExcludedStatus) -> Finding {
     let ExcludedStatus { endpoints, setting } = excluded;
     Finding::notice(
@@ -72,8 +73,8 @@ fn finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
     }
 }
 
-/// The service ports to which requests go: of listeners, of backends with a weight, and of services without routes
-/// that a sidecar uses.
+/// Returns the service ports that receive requests: of listeners, of backends with a weight, and of services
+/// without routes that a sidecar uses.
 fn used(facts: &Facts) -> BTreeSet<String> {
     let doors = facts.workloads.iter().flat_map(|workload| &workload.doors);
     let led = |name: &str| facts.services.iter().any(|it| it.name == name && !it.routes.is_empty());
@@ -132,7 +133,7 @@ mod tests {
         facts.proxies = subscribed(&[]);
         facts.workloads = vec![serde_json::from_value(calling).unwrap()];
         assert_eq!(findings(&facts)[0].weight, Weight::Problem);
-        // A route takes its traffic.
+        // A route forwards its traffic elsewhere.
         facts.services = vec![empty(app(), json!(["shop/canary"]))];
         assert!(findings(&facts).is_empty());
         facts.workloads = vec![workload("connected")];

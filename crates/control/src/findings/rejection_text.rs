@@ -1,4 +1,4 @@
-//! Requests that the mesh rejected: the policies and sidecars behind a count, as `status` and `diagnose` name them.
+//! Text for rejected requests: the policies and sidecars behind a count, as `status` and `diagnose` name them.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use crate::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
 
 use crate::figures::{AILING, share};
 
-/// The objects of a mesh that a rejection may be explained by.
+/// The objects that may explain a rejection.
 #[derive(Debug, Clone, Copy)]
 pub struct Objects<'a> {
     /// All workloads.
@@ -17,13 +17,13 @@ pub struct Objects<'a> {
     pub policies: &'a [PolicyStatus],
 }
 
-/// True for a share of rejections that is worth a line: more than a few requests, and more than a few in a hundred.
+/// True for a significant share of rejections: at least `REQUESTS_MIN` requests, and more than one percent.
 #[must_use]
 pub fn is_notable(rejection: &RejectionStatus) -> bool {
     rejection.requests >= REQUESTS_MIN && 1.0 - rejection.share < AILING
 }
 
-/// One sentence: service, share, reason, sidecars, policies.
+/// Returns one sentence: service, share, reason, sidecars, policies.
 #[must_use]
 pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     let RejectionStatus { service, reason, sidecars, clients, .. } = rejection;
@@ -45,7 +45,7 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
         "server" => "",
         _ => " of its clients",
     };
-    // The server's sidecar has not reported yet, if it was that one.
+    // The server's sidecar, if the rejection is its own, has not reported yet.
     let at = if !whose.is_empty() && is_by_servers(reason) { ", counted by" } else { " at" };
     let place = match sidecars.as_slice() {
         [] => String::new(),
@@ -55,7 +55,7 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     format!("{service}: the mesh rejects {share} of the requests with {reason}{place}{decided}")
 }
 
-/// The commands that explain a rejection.
+/// Returns the commands that explain a rejection.
 #[must_use]
 pub fn remedy(rejection: &RejectionStatus) -> String {
     let RejectionStatus { service, reason, clients, .. } = rejection;
@@ -67,7 +67,8 @@ pub fn remedy(rejection: &RejectionStatus) -> String {
     }
 }
 
-/// The policies or routes that decided: those that sidecars report, or all of a fitting kind at the service.
+/// Returns the policies or routes that decided: those that sidecars report, or all of a relevant kind for the
+/// service.
 fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
     if !rejection.policies.is_empty() {
         return rejection.policies.clone();
@@ -95,8 +96,8 @@ fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
     policies.chain(routes).take(OBJECTS_MAX).collect()
 }
 
-/// The kinds of objects that reject requests for a reason. None for `denied` and `denied-outbound`: no policy allowed the
-/// request, and a policy that is there now may be newer, and allow it.
+/// Returns the kinds of objects that reject requests for a reason. Empty for `denied` and `denied-outbound`: no
+/// policy allowed the request, and an existing policy may be newer and allow it.
 fn kinds(reason: &str) -> &'static [&'static str] {
     match reason {
         "no-policy-route" => &["TrafficTarget", "AccessPolicy"],
@@ -118,7 +119,8 @@ fn kinds(reason: &str) -> &'static [&'static str] {
     }
 }
 
-/// True for reasons of the server's sidecar, which that of a client counts as well. At a gateway, they are its own.
+/// True for reasons of the server's sidecar, which the client's sidecar counts as well. At a gateway, they are
+/// its own.
 fn is_by_servers(reason: &str) -> bool {
     matches!(
         reason,
@@ -136,19 +138,19 @@ fn is_by_servers(reason: &str) -> bool {
     )
 }
 
-/// True for reasons of requests with a head that a sidecar cannot read: the service is unknown where each request names its own.
+/// True for reasons of unreadable request heads: the service is unknown if each request names its own.
 fn is_of_head(reason: &str) -> bool {
     matches!(reason, "bad-request" | "head-too-large" | "head-timeout" | "unsupported")
 }
 
-/// True for reasons that stand for the lack of a policy that allows the request.
+/// True for reasons caused by the absence of an allow policy.
 fn is_for_lack_of_policy(reason: &str) -> bool {
     matches!(reason, "denied" | "no-policy-route" | "denied-outbound" | "egress-denied")
 }
 
-/// Fewer rejections prove nothing.
+/// Minimum rejections for a finding.
 const REQUESTS_MIN: u64 = 5;
-/// Policies or routes in one sentence.
+/// Maximum policies or routes in one sentence.
 const OBJECTS_MAX: usize = 4;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::rejection_text::{Objects, is_notable, remedy, sentence};
 use super::{Facts, Finding};
 use crate::figures::{AILING, FAILING};
 
-/// One finding for each service and reason, the largest share first.
+/// Returns one finding per service and reason, the largest share first.
 pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {
     let objects =
         Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
@@ -26,8 +26,8 @@ pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {
     findings.chain(rest).collect()
 }
 
-/// True where rejections are all that a service fails with, as far as it matters: the rest of its failures is no problem by itself,
-/// or is few and the smaller part.
+/// True if rejections explain a service's failures: its other failures are not a problem by themselves, or are
+/// few and the smaller part.
 pub(super) fn explain_failures(facts: &Facts, service: &str, success: Option<f64>) -> bool {
     let of_service = facts.traffic.rejections.iter().filter(|it| it.service == service);
     let rejected: f64 = of_service.filter(|it| is_notable(it)).map(|it| it.share).sum();
@@ -38,5 +38,5 @@ pub(super) fn explain_failures(facts: &Facts, service: &str, success: Option<f64
         })
 }
 
-/// Findings about rejections; further ones are counted.
+/// Maximum rejection findings; further ones are only counted.
 const FINDINGS_MAX: usize = 20;

@@ -1,4 +1,4 @@
-//! Healthy and ailing meshes, one fault at a time.
+//! Healthy and degraded meshes, one fault at a time.
 
 use serde_json::json;
 
@@ -87,7 +87,7 @@ fn missing_keys_of_a_policy_without_effect_are_no_finding() {
 
 type Spoil = fn(&mut Facts);
 
-/// Each of these makes one finding of a healthy mesh: what it says, and what to do.
+/// Asserts that each case produces one finding in a healthy mesh, with this text and hint.
 fn assert_found(weight: Weight, cases: &[(Spoil, &str, &str)]) {
     for (spoil, what, remedy) in cases {
         let mut facts = healthy();
@@ -198,7 +198,7 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
     for (success, share, weights) in [
         (0.25, 0.75, &[Weight::Problem][..]),
         (0.97, 0.03, &[Weight::Notice]),
-        // A few other failures make no second problem of the same service.
+        // A few other failures are not a second problem of the same service.
         (0.0, 0.96, &[Weight::Problem]),
         // The application fails as well.
         (0.10, 0.75, &[Weight::Problem, Weight::Problem]),
@@ -235,7 +235,7 @@ fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
     assert_eq!(findings.last().unwrap().weight, Weight::Notice);
 }
 
-/// In Kubernetes there are Pods and kubectl, and no `leno proxy` and tokens.
+/// In Kubernetes, hints use Pods and kubectl, not `leno proxy` and tokens.
 #[test]
 fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
     let judge = |change: fn(&mut Facts)| {

@@ -1,4 +1,4 @@
-//! Hits: how often rules decided, over the last hour and since they are known.
+//! Rule match counts, over the last hour and since first reported.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::track::REACH;
 use crate::mesh::Mesh;
 use crate::status::RuleStatus;
 
-/// How often rules decided.
+/// Match counts of rules.
 #[derive(Debug, Default)]
 pub(super) struct Hits {
     rules: RecentTable<Rule, Minutes, RULES_MAX>,
@@ -19,24 +19,24 @@ pub(super) struct Hits {
 
 type Rule = (RuleKind, Name, Name, String);
 
-/// What is kept of one rule: the counts of the last hour, 16 bytes for each minute with one.
+/// Counts of one rule: those of the last hour, 16 bytes for each minute with a match.
 #[derive(Debug)]
 struct Minutes {
-    /// The oldest first, each with its number.
+    /// Minute number and count, the oldest first.
     counts: VecDeque<(u64, u64)>,
-    /// Since it is known.
+    /// The total since the rule was first reported.
     sum: u64,
     last: Duration,
 }
 
 impl Hits {
-    /// Takes in what one sidecar told; says how many of it were not kept: rules of objects that the
-    /// mesh does not have, and those that made room for newer ones.
+    /// Processes one sidecar's report; returns the number of entries that were not kept: rules of missing
+    /// objects, and those evicted for newer ones.
     pub(super) fn take(&mut self, mesh: &Mesh, told: &[RuleHits], at: Duration) -> u64 {
         told.iter().map(|hits| u64::from(!self.add(mesh, hits, at))).sum()
     }
 
-    /// False: the report, or an older entry, is not kept.
+    /// Returns false if the report, or an older entry, is not kept.
     fn add(&mut self, mesh: &Mesh, told: &RuleHits, at: Duration) -> bool {
         let RuleHits { kind, namespace, name, rule, hits } = told;
         if !mesh.has(&kind.key(namespace, name)) || rule.chars().any(char::is_control) {
@@ -50,8 +50,8 @@ impl Hits {
         !is_full && evicted.is_none()
     }
 
-    /// Evicts the rule of an object that was used least recently, if the object has as many as it may: no object takes
-    /// the room of all others, whichever rules a sidecar reports. True if one was evicted.
+    /// Evicts an object's least recently used rule if the object has its maximum, so that no object displaces
+    /// all others, whichever rules a sidecar reports. Returns true if one was evicted.
     fn evict_of_object(&mut self, (kind, namespace, name, _): &Rule) -> bool {
         let first = (*kind, namespace.clone(), name.clone(), String::new());
         let is_same = |rule: &&Rule| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
@@ -62,7 +62,7 @@ impl Hits {
         oldest.is_some_and(|oldest| self.rules.remove(&oldest).is_some())
     }
 
-    /// Forgets what decided nothing for an hour, and what is not in the mesh any more.
+    /// Evicts rules without a match for an hour, and those of objects that left the mesh.
     pub(super) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
         self.rules.retain(|(kind, namespace, name, _), minutes| {
             minutes.last + REACH > at && mesh.has(&kind.key(namespace, name))
@@ -86,7 +86,7 @@ impl Minutes {
         (self.sum, self.last) = (self.sum.saturating_add(hits), self.last.max(at));
         let minute = minute(at);
         match self.counts.back_mut() {
-            // Time never goes back, so that the newest is the last.
+            // Time is monotonic, so the newest is the last.
             Some((newest, count)) if *newest >= minute => *count = count.saturating_add(hits),
             _ => self.counts.push_back((minute, hits)),
         }
@@ -108,9 +108,9 @@ fn minute(at: Duration) -> u64 {
 
 const MINUTES: usize = 60;
 
-/// Rules that are kept apart: about 1.3 KiB each while they are busy.
+/// Maximum rules: about 1.3 KiB each while busy.
 const RULES_MAX: usize = 2048;
-/// Rules of one object that are kept apart: as many as an AccessPolicy has at most (256 each of `allow` and `deny`).
+/// Maximum rules of one object: as many as an AccessPolicy can have (256 each of `allow` and `deny`).
 const RULES_OF_OBJECT_MAX: usize = 512;
 
 #[cfg(test)]
@@ -155,7 +155,7 @@ spec:
         assert_eq!(all.rules.len(), RULES_OF_OBJECT_MAX);
         let status = all.status(at(0));
         let sum = |rule: &str| status.iter().find(|it| it.rule == rule).map(|it| it.hits);
-        // The count of a rule that is used goes on, and the rules used least recently are gone.
+        // The count of a used rule continues, and the least recently used rules are evicted.
         assert_eq!(sum("used"), Some(5 + RULES_OF_OBJECT_MAX as u64 + 36));
         assert_eq!((sum("36"), sum("37")), (None, Some(1)));
         assert_eq!(all.take(&mesh, &[hits("HTTPRoute", "ratings", "\n", 1)], at(0)), 1);

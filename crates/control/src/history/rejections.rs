@@ -1,4 +1,4 @@
-//! Rejections: requests that sidecars rejected lately, by destination and reason, with the policies that decided.
+//! Recent requests rejected by sidecars, by destination and reason, with the policies that decided.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,22 +19,24 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 pub(super) struct Rejections {
     /// Counted by the sidecars of clients, for rejections by either side.
     outbound: RecentTable<Key, Rejected, KEPT_MAX>,
-    /// Counted by the sidecars of servers. The number is that of clients without a sidecar, which no other sidecar counts.
+    /// Counted by the sidecars of servers. The count is that of clients without a sidecar, which no other
+    /// sidecar counts.
     inbound: RecentTable<Key, Rejected, KEPT_MAX>,
     /// All requests of clients without a sidecar, by service.
     unmeshed: RecentTable<ServiceName, Recent, KEPT_MAX>,
-    /// All requests of a workload to destinations that are no service of the mesh, and those without a known service.
+    /// All requests of a workload to destinations that are not a service of the mesh, and those without a known
+    /// service.
     outside: RecentTable<WorkloadName, Recent, KEPT_MAX>,
 }
 
 type Key = (Destination, &'static str);
 type Policy = (RuleKind, Name, Name);
 
-/// The destination of requests. The names that clients ask for are not kept, because a client chooses them.
+/// The destination of requests. Requested host names are not kept, because clients choose them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Destination {
     Service(ServiceName),
-    /// All that is no known service of the mesh, for the requests of one workload.
+    /// Everything that is not a known service of the mesh, for the requests of one workload.
     Outside(WorkloadName),
 }
 
@@ -52,7 +54,7 @@ struct Rejected {
 struct Recent(VecDeque<(u64, u64)>);
 
 impl Rejections {
-    /// Takes in a report of the sidecar of one workload; returns the number of entries that were evicted for it.
+    /// Processes a report of one workload's sidecar; returns the number of entries evicted for it.
     pub(super) fn take(
         &mut self,
         mesh: &Mesh,
@@ -96,7 +98,7 @@ impl Rejections {
         evicted
     }
 
-    /// Forgets all that was not reported for an hour, and services and workloads that the mesh does not have any more.
+    /// Evicts entries without a report for an hour, and services and workloads that left the mesh.
     pub(super) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |destination: &Destination| match destination {
             Destination::Service(service) => mesh.service(service).is_some(),
@@ -110,7 +112,8 @@ impl Rejections {
         self.outside.retain(|_, recent| recent.sum(at) > 0);
     }
 
-    /// The rejections of the last half minute, as far as clients got them; those that a retry made good are left out.
+    /// Returns the rejections of the last half minute that clients received; those that a retry resolved are
+    /// left out.
     pub(super) fn status(
         &self,
         services: &RecentTable<ServiceName, Track, SERVICES_MAX>,
@@ -173,7 +176,7 @@ impl Recent {
     fn add(&mut self, at: Duration, count: u64) {
         let step = step_number(at);
         match self.0.back_mut() {
-            // Time never goes back, so that the newest is the last.
+            // Time is monotonic, so the newest is the last.
             Some((newest, sum)) if *newest >= step => *sum = sum.saturating_add(count),
             _ => self.0.push_back((step, count)),
         }
@@ -198,7 +201,7 @@ impl Destination {
     }
 }
 
-/// The destination of a series: the server's sidecar may reject a request before it knows the service.
+/// Returns the destination of a series: the server's sidecar may reject a request before it knows the service.
 fn destination(
     mesh: &Mesh,
     workload: &WorkloadName,
@@ -216,8 +219,9 @@ fn destination(
     }
 }
 
-/// True where a sidecar may have rejected requests of its own workload before it knew a service: at the port of the HTTP proxy, where each
-/// request names one, or at an address outside. At a gateway, clients of others send such requests.
+/// True if a sidecar may have rejected requests of its own workload before it knew the service: at the HTTP
+/// proxy port, where each request names one, or at an address outside. At a gateway, external clients send such
+/// requests.
 fn is_unread(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bool {
     let is_gateway = || mesh.workload(workload).is_none_or(|it| mesh.gateway_of(it).is_some());
     series.direction == Direction::Outbound
@@ -226,7 +230,7 @@ fn is_unread(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bo
         && !is_gateway()
 }
 
-/// True for reasons of a request with a head that a sidecar cannot read, or does not get.
+/// True for reasons of a request head that a sidecar cannot parse, or does not receive.
 fn is_of_head(reason: Reason) -> bool {
     matches!(
         reason,
@@ -234,13 +238,13 @@ fn is_of_head(reason: Reason) -> bool {
     )
 }
 
-/// True for reasons that say that a destination is no service, or may not be reached. Others, such as requests without a route at a
-/// gateway, say nothing about the client.
+/// True for reasons that mean that a destination is not a service, or may not be reached. Others, such as
+/// requests without a route at a gateway, are independent of the client.
 fn is_of_destination(reason: Reason) -> bool {
     matches!(reason, Reason::UnknownService | Reason::EgressDenied | Reason::DeniedOutbound)
 }
 
-/// Adds the requests of a series; true when another entry was evicted for it.
+/// Adds the requests of a series; returns true if another entry was evicted for it.
 fn add<K: Ord + Clone>(
     table: &mut RecentTable<K, Recent, KEPT_MAX>,
     key: &K,
@@ -252,8 +256,8 @@ fn add<K: Ord + Clone>(
     evicted.is_some()
 }
 
-/// The objects that may have rejected requests to a service for this reason: of those that the report counts, the ones
-/// about the service, where there are some. No rule of a route is counted for a request without one.
+/// Returns the objects that may have rejected requests to a service for this reason: of the reported ones,
+/// those about the service, if any. No rule of a route is counted for a request without a route.
 fn deciding(
     mesh: &Mesh,
     service: Option<&ServiceName>,
@@ -279,7 +283,7 @@ fn deciding(
     decided
 }
 
-/// The kinds of objects that reject requests for a reason, and are counted then.
+/// Returns the kinds of objects that reject requests for a reason, and are counted then.
 fn kinds(reason: Reason) -> Vec<RuleKind> {
     use ServicePolicyKind as Kind;
     let of_services: &[ServicePolicyKind] = match reason {
@@ -319,11 +323,11 @@ fn is_recent(last: Duration, at: Duration) -> bool {
     step_number(last) + RECENT_STEPS as u64 > step_number(at)
 }
 
-/// Pairs of service and reason on each side: about 200 bytes each.
+/// Maximum pairs of service and reason on each side: about 200 bytes each.
 const KEPT_MAX: usize = 1024;
-/// Sidecars that one of them names.
+/// Maximum sidecars per entry.
 const SIDECARS_MAX: usize = 8;
-/// Policies that one of them names.
+/// Maximum policies per entry.
 const POLICIES_MAX: usize = 4;
 
 #[cfg(test)]

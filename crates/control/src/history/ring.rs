@@ -1,11 +1,11 @@
-//! Rings: how much there was in each of the last steps of time, in a fixed number of bytes.
+//! Ring buffers of traffic per time step, in a fixed number of bytes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use leno_telemetry::SparseHistogram;
 
-/// Requests that ended together: in one report, or in one step of time.
+/// Requests that were completed in one report, or in one time step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) requests: u64,
@@ -13,39 +13,39 @@ pub(crate) struct Batch {
     pub(crate) durations: SparseHistogram,
 }
 
-/// What is kept of one step: 12 bytes.
+/// Totals of one step: 12 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) requests: u32,
     pub(crate) failed: u32,
-    /// Buckets of durations.
+    /// Histogram bucket indices.
     pub(crate) p50: Option<u8>,
     pub(crate) p99: Option<u8>,
 }
 
-/// The last steps of one length. The newest few are kept with all their durations, so that they can
-/// still be added to and be summed up. Time is an argument, and never goes back.
+/// The most recent steps of equal length. The newest few keep their full histograms, so that they can be
+/// updated and summed. Time is an argument, and monotonic.
 #[derive(Debug, Clone)]
 pub(crate) struct Ring {
     step: Duration,
     capacity: usize,
     open_max: usize,
-    /// The number of the newest step since time began; only meaningful when there is one.
+    /// The number of the newest step since time zero; meaningful only if there is one.
     newest: u64,
     /// Newest first.
     steps: VecDeque<Step>,
-    /// The durations of the newest ones, in the same order.
+    /// Histograms of the newest steps, in the same order.
     open: VecDeque<SparseHistogram>,
 }
 
 impl Ring {
-    /// An empty ring of `capacity` steps, of which the newest `open_max` can be summed up.
+    /// Creates a ring of `capacity` steps, of which the newest `open_max` can be summed.
     pub(crate) fn new(step: Duration, capacity: usize, open_max: usize) -> Self {
         let steps = VecDeque::with_capacity(capacity);
         Self { step, capacity, open_max, newest: 0, steps, open: VecDeque::new() }
     }
 
-    /// Counts what ended at `at`, or shortly before.
+    /// Adds requests that were completed at `at`, or shortly before.
     pub(crate) fn add(&mut self, at: Duration, batch: &Batch) {
         self.advance(self.number(at));
         let (Some(step), Some(open)) = (self.steps.front_mut(), self.open.front_mut()) else {
@@ -58,7 +58,7 @@ impl Ring {
         (step.p50, step.p99) = (open.quantile(0.50), open.quantile(0.99));
     }
 
-    /// All that ended in the newest `open_max` steps before `at`, the one that it is in included.
+    /// Returns the sum of the newest `open_max` steps up to `at`, including its current step.
     pub(crate) fn recent(&self, at: Duration) -> Batch {
         let mut sum = Batch::default();
         let passed = self.passed(at).unwrap_or(self.open_max);
@@ -71,14 +71,14 @@ impl Ring {
         sum
     }
 
-    /// When the oldest step began that [`Ring::recent`] sums up.
+    /// Returns the start of the oldest step that [`Ring::recent`] sums.
     pub(crate) fn recent_since(&self, at: Duration) -> Duration {
         let back = u64::try_from(self.open_max.saturating_sub(1)).unwrap_or(0);
         let first = self.number(at).saturating_sub(back);
         self.step.saturating_mul(u32::try_from(first).unwrap_or(u32::MAX))
     }
 
-    /// All steps, the oldest first, the one that `at` is in last: always as many.
+    /// Returns all `capacity` steps, the oldest first and the step of `at` last.
     pub(crate) fn steps(&self, at: Duration) -> Vec<Step> {
         let passed = self.passed(at).unwrap_or(self.capacity).min(self.capacity);
         let kept = self.steps.iter().take(self.capacity - passed);
@@ -89,7 +89,7 @@ impl Ring {
         steps
     }
 
-    /// How long a step is.
+    /// Returns the step length.
     pub(crate) fn step(&self) -> Duration {
         self.step
     }
@@ -98,7 +98,7 @@ impl Ring {
         u64::try_from(at.as_nanos() / self.step.as_nanos().max(1)).unwrap_or(u64::MAX)
     }
 
-    /// How many steps began after the newest one; none without any.
+    /// Returns the number of steps that began after the newest one; `None` if the ring is empty.
     fn passed(&self, at: Duration) -> Option<usize> {
         let passed = self.number(at).saturating_sub(self.newest);
         (!self.steps.is_empty()).then(|| usize::try_from(passed).unwrap_or(usize::MAX))

@@ -1,4 +1,4 @@
-//! What is made of what sidecars tell, by the minute and over random hours.
+//! Traffic history from sidecars' reports, by the minute and over random hours.
 
 use leno_discovery::traffic::CLASSES;
 
@@ -103,7 +103,7 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
     let [rejection] = &status.rejections[..] else { panic!("{:?}", status.rejections) };
     assert_eq!((&*rejection.reason, rejection.requests), ("denied-by-policy", 10));
     assert_eq!(rejection.share, 0.25);
-    // Connections that end in order have been counted.
+    // Connections that ended normally have been counted.
     let ended = told(vec![tcp(0, 30, 0)]);
     history.take(&mesh, &workload("productpage-1"), &ended, at(15));
     assert_eq!(rates(&history.status(&mesh, at(15), EVERY).services, "details").requests, 40);
@@ -174,7 +174,7 @@ fn one_workload_is_remembered_for_so_many_clients() {
     assert_eq!(history.tally.folded, 2);
     let known =
         |name: String| clients.contains_key(&ServiceAccount::new("bookinfo", &name).unwrap());
-    // The newest by use are there.
+    // The most recently used ones are kept.
     for (client, is_known) in
         [(0, true), (1, false), (2, false), (3, true), (CLIENTS_MAX + 1, true)]
     {
@@ -233,7 +233,7 @@ fn what_is_old_or_gone_is_forgotten() {
     assert_eq!(kept(&history), 0);
 }
 
-/// Bookinfo with so many routes for details.
+/// Returns Bookinfo with so many routes for details.
 fn routed(count: usize) -> String {
     let route = |number| {
         format!(
@@ -309,7 +309,7 @@ fn tracks_are_bounded_for_each_kind() {
     );
     assert_eq!(history.tally.folded, 3);
     assert_eq!(rates(&status.services, "details").requests, 2 * (ROUTES_MAX as u64 + 3));
-    // The newest by use are there; the counts of one that is used go on.
+    // The most recently used ones are kept; the count of a used one continues.
     assert_eq!(rates(&status.routes, "r0").requests, ROUTES_MAX as u64 + 4);
     for (route, is_kept) in [(1, false), (3, false), (4, true), (ROUTES_MAX + 2, true)] {
         let name = format!("bookinfo/r{route}");
@@ -355,8 +355,8 @@ fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
     assert_eq!(rates(&status.services, "s0").requests, 5 * (SERVICES_MAX as u64 + 4));
 }
 
-/// Random hours, by seed: nothing that was told within an hour is lost, nothing is invented, and the
-/// rings keep their size.
+/// Random hours, by seed: no report within an hour is lost, no count is invented, and the rings keep their
+/// size.
 #[test]
 fn the_plots_of_an_hour_sum_up_to_what_was_told() {
     let mesh = mesh(BOOKINFO);

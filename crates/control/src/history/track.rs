@@ -1,4 +1,4 @@
-//! Tracks: what is known of one service, route or edge, from a moment ago back to an hour.
+//! Traffic of one service, route or edge over the last hour.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,24 +9,24 @@ use leno_telemetry::bucket_duration;
 use super::ring::{Batch, Ring};
 use crate::status::{PlotStatus, RECENT_STEPS, RateStatus};
 
-/// What is known of one service, route or edge.
+/// Traffic of one service, route or edge.
 #[derive(Debug, Clone)]
 pub(crate) struct Track {
-    /// When its first requests began to be counted.
+    /// The start of the period of its first requests.
     since: Duration,
-    /// When it was last counted.
+    /// The time of its last requests.
     pub(super) last: Duration,
     fine: Ring,
     coarse: Ring,
     requests: u64,
     failed: u64,
-    /// Why, since it is known.
+    /// Totals by reason.
     reasons: Reasons,
-    /// Those of the last fine steps, each with the number of its step, the oldest first.
+    /// Reasons of the recent fine steps, each with its step number, the oldest first.
     recent: VecDeque<(u64, Reasons)>,
 }
 
-/// How many ended with each reason; the list is closed.
+/// The number of requests by reason; the list of reasons is closed.
 type Reasons = BTreeMap<&'static str, u64>;
 
 impl Track {
@@ -53,7 +53,7 @@ impl Track {
         if reasons.is_empty() {
             return;
         }
-        // Time never goes back, so that the newest is the last.
+        // Time is monotonic, so the newest is the last.
         let step = step_number(at);
         if self.recent.back().is_none_or(|(newest, _)| *newest < step) {
             if self.recent.len() == RECENT_STEPS {
@@ -66,7 +66,7 @@ impl Track {
         }
     }
 
-    /// How it is now: over the last half minute, or for as long as it has been known.
+    /// Returns the current rates: over the last half minute, or the track's age if shorter.
     pub(super) fn rates(&self, at: Duration) -> RateStatus {
         let recent = self.fine.recent(at);
         let window = at.saturating_sub(self.fine.recent_since(at).max(self.since));
@@ -99,7 +99,7 @@ impl Track {
         self.reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
     }
 
-    /// The reasons of those that [`Track::rates`] is about.
+    /// Returns the reasons in the period of [`Track::rates`].
     pub(super) fn recent_reasons(&self, at: Duration) -> BTreeMap<String, u64> {
         let mut sums = BTreeMap::new();
         let oldest = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);
@@ -144,19 +144,19 @@ fn rounded(rate: f64) -> f64 {
     (rate * 1e3).round() / 1e3
 }
 
-/// Fine enough to see what is happening,
+/// Fine steps show current events,
 const FINE_STEP: Duration = Duration::from_secs(10);
 /// for six minutes;
 const FINE_STEPS: usize = 36;
-/// and an hour in minutes.
+/// coarse steps cover an hour.
 const COARSE_STEP: Duration = Duration::from_secs(60);
 const COARSE_STEPS: usize = 60;
-/// As many of them are told beside the rates: three minutes.
+/// The number of fine steps reported with the rates: three minutes.
 const TOLD_STEPS: usize = 18;
-/// How far back the rings go.
+/// The time that the rings cover.
 pub(super) const REACH: Duration = Duration::from_secs(3600);
-/// Less than this is no time to form a rate over.
+/// The shortest period for a rate.
 const WINDOW_SECONDS_MIN: f64 = 1.0;
 
-/// Reasons that only a newer sidecar knows.
+/// Stands for reasons that only newer sidecars have.
 const UNKNOWN_REASON: &str = "other";

@@ -1,7 +1,7 @@
-//! The servers and files that keys of issuers may be read from.
+//! The servers and files that JWKS may be read from.
 //!
-//! Rules are objects of a namespace, and the control plane reads with its own place in the network and its
-//! own rights. The operator's options, not the rule, decide how far that goes.
+//! Rules are objects of a namespace, but the control plane fetches with its own network access and permissions.
+//! The operator's options, not the rule, limit that.
 
 use std::fmt;
 use std::fs::File;
@@ -14,19 +14,19 @@ use std::str::FromStr;
 use leno_model::{AddressClass, IpRange, Server};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-/// The servers and files that keys may be read from.
+/// The servers and files that JWKS may be read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyAccess {
     /// Servers, in addition to those at public addresses.
     pub servers: PermittedServers,
     /// Files.
     pub files: PermittedFiles,
-    /// Warnings about a rule have the reason of a failure. They must not where tenants write rules: the reasons would
-    /// show them the network and the files of the control plane.
+    /// True if warnings about a rule include the cause of a failure. False if tenants write rules: the causes
+    /// would expose the network and the files of the control plane.
     pub detailed: bool,
 }
 
-/// Servers that keys may be read from, in addition to those at public addresses.
+/// Servers that JWKS may be read from, in addition to those at public addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PermittedServers {
     entries: Vec<PermittedServer>,
@@ -34,26 +34,26 @@ pub struct PermittedServers {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PermittedServer {
-    /// A host, at private addresses alone: a tenant may control its name.
+    /// A host, at private addresses only: a tenant may control its name.
     Host(String),
-    /// Any host with such an address.
+    /// Any host with an address in this range.
     Range(IpRange),
 }
 
-/// Files that keys may be read from.
+/// Files that JWKS may be read from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PermittedFiles {
     /// None.
     #[default]
     None,
-    /// Those in a directory and below it; links that lead out of it are not followed.
+    /// Those in a directory and below it; links that leave it are not followed.
     Below(PathBuf),
-    /// All that the process may read.
+    /// All files that the process can read.
     All,
 }
 
 impl KeyAccess {
-    /// For rules of the operator: all files, the machine itself, and private networks.
+    /// Returns the access for rules of the operator: all files, the machine itself, and private networks.
     #[must_use]
     pub fn of_operator() -> Self {
         let entries = OWN_NETWORKS.iter().filter_map(|range| range.parse().ok());
@@ -61,7 +61,7 @@ impl KeyAccess {
         Self { servers, files: PermittedFiles::All, detailed: true }
     }
 
-    /// For rules of tenants: public addresses alone.
+    /// Returns the access for rules of tenants: public addresses only.
     #[must_use]
     pub fn of_tenants() -> Self {
         Self { servers: PermittedServers::default(), files: PermittedFiles::None, detailed: false }
@@ -69,7 +69,7 @@ impl KeyAccess {
 }
 
 impl PermittedServers {
-    /// True when keys may be read from this server at this address, a result of resolving its host.
+    /// True if JWKS may be read from this server at this address, a result of resolving its host.
     pub(super) fn permit(&self, server: &Server, address: IpAddr) -> bool {
         let class = AddressClass::of(address);
         let is_permitted = |entry: &PermittedServer| match entry {
@@ -82,12 +82,12 @@ impl PermittedServers {
     }
 }
 
-/// Without the differences that mean nothing in the DNS.
+/// Normalizes a host name as DNS compares it.
 fn host_name(host: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// Hosts, addresses and ranges with commas between them, or `none`.
+/// Parses hosts, addresses and ranges separated by commas, or `none`.
 impl FromStr for PermittedServers {
     type Err = String;
 
@@ -109,7 +109,7 @@ fn read(text: &str) -> Result<PermittedServer, String> {
         return Ok(PermittedServer::Range(range));
     }
     let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    // The name of a host does not end in a number: that is an address with a mistake.
+    // A host name does not end in a number: this is a malformed address.
     let host = host_name(text);
     let last = host.rsplit('.').next().unwrap_or_default();
     let is_host = !last.is_empty() && !last.bytes().all(|byte| byte.is_ascii_digit());
@@ -132,7 +132,7 @@ impl fmt::Display for PermittedServers {
     }
 }
 
-/// Why a file is not opened.
+/// The reason why a file is not opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotOpened {
     #[error("cannot be read: {0}")]
@@ -144,10 +144,10 @@ pub(super) enum NotOpened {
 }
 
 impl PermittedFiles {
-    /// Opens a regular file, if it is permitted. A path is looked at in the file system only below the
-    /// directory that is permitted, and every step of it stays below.
+    /// Opens a regular file, if it is permitted. The path is resolved only below the permitted directory, and
+    /// every step of it stays below.
     pub(super) fn open(&self, path: &Path) -> Result<File, NotOpened> {
-        // Some devices do something when they are opened: the file is looked at before.
+        // Opening a device can have side effects: the file is checked first.
         let (looked_at, opened) = match self {
             Self::None => return Err(NotOpened::NotPermitted),
             Self::All => {
@@ -183,14 +183,14 @@ impl PermittedFiles {
     }
 }
 
-/// To look at what a path leads to.
+/// For checks of a path's target.
 const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
-/// To read it: an open pipe would wait for its other end, and the path may lead to one by now.
+/// For reads: opening a pipe would block, and the path may name one by now.
 const READ: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
-/// A volume of Kubernetes has links within itself.
+/// Kubernetes volumes contain links within themselves.
 const STAYS_BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
-/// The machine itself, and RFC 1918, RFC 6598 and RFC 4193.
+/// Loopback, and RFC 1918, RFC 6598 and RFC 4193.
 const OWN_NETWORKS: [&str; 7] = [
     "127.0.0.0/8",
     "::1/128",
@@ -200,9 +200,9 @@ const OWN_NETWORKS: [&str; 7] = [
     "100.64.0.0/10",
     "fc00::/7",
 ];
-/// More than a mesh has issuers in its own networks.
+/// More than the issuers in a mesh's own networks.
 const ENTRIES_MAX: usize = 64;
-/// As long as names may be in the DNS (RFC 1035 §2.3.4).
+/// The length limit of DNS names (RFC 1035 §2.3.4).
 const HOST_BYTES_MAX: usize = 253;
 const NONE: &str = "none";
 
@@ -244,7 +244,7 @@ mod tests {
         for (host, address, expected) in [
             ("keys.shop.svc", "192.168.0.1", true),
             ("KEYS.shop.svc.", "192.168.0.1", true),
-            // The service of a tenant can be a name for anything.
+            // A tenant's service name may resolve to any address.
             ("keys.shop.svc", "127.0.0.1", false),
             ("keys.shop.svc", "169.254.169.254", false),
             ("other.shop.svc", "192.168.0.1", false),

@@ -1,4 +1,4 @@
-//! Keys in a file where the control plane is.
+//! JWKS in a file on the control plane's machine.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::access::{NotOpened, PermittedFiles};
 use super::{ASK_WAIT, Answer};
 
-/// Reads it whole, once a reading before that hangs is through.
+/// Reads the whole file, after an earlier read that hangs.
 pub(super) async fn read(
     path: PathBuf,
     permitted: PermittedFiles,
@@ -37,7 +37,7 @@ async fn read_patiently(
     read.await.map_err(std::io::Error::from)?
 }
 
-/// Why a file is not read.
+/// The reason why a file is not read.
 #[derive(Debug, thiserror::Error)]
 enum Unread {
     #[error(transparent)]

@@ -1,18 +1,18 @@
-//! When keys are read next; pure.
+//! Intervals of JWKS fetches; pure.
 
 use std::time::Duration;
 
-/// Numbers by chance (xorshift64).
+/// Random numbers (xorshift64).
 #[derive(Debug)]
 pub(super) struct Draw(u64);
 
 impl Draw {
     pub(super) fn new(seed: u64) -> Self {
-        // Of nothing comes nothing.
+        // Xorshift never leaves a state of zero.
         Self(seed | 1)
     }
 
-    /// A part of `whole`, by chance.
+    /// Returns a random part of `whole`.
     fn part(&mut self, whole: Duration) -> Duration {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -22,37 +22,37 @@ impl Draw {
     }
 }
 
-/// After a good answer: when the server's word is that it may have changed, but never later than the
-/// rule says, and not more often than is decent.
+/// Returns the wait after a successful fetch: the server's `max-age`, but never longer than the rule's refresh
+/// interval, and never shorter than [`AGE_MIN`].
 pub(super) fn after_success(
     refresh: Duration,
     max_age: Option<Duration>,
     draw: &mut Draw,
 ) -> Duration {
-    // One that says 0, or that answers must not be kept, says nothing about keys.
+    // A `max-age` of 0 and `no-store` do not indicate key changes.
     let said = max_age.filter(|age| !age.is_zero());
     let wait = said.map_or(refresh, |age| age.max(AGE_MIN).min(refresh));
-    // Not all at once.
+    // Jitter, so that fetches do not coincide.
     wait - draw.part(wait / JITTER)
 }
 
-/// After none, for the so many-th time in a row: soon, then less and less often.
+/// Returns the wait after so many consecutive failures: short at first, then exponentially longer.
 ///
-/// However often the rule has it read: many that never answer would otherwise be in the way of others.
+/// It is independent of the rule's refresh interval: many unresponsive endpoints would otherwise delay others.
 pub(super) fn after_failure(failures: u32, draw: &mut Draw) -> Duration {
     let doublings = failures.saturating_sub(1).min(DOUBLINGS_MAX);
     let wait = BACK_OFF_MIN.saturating_mul(1 << doublings).min(BACK_OFF_MAX);
     wait / 2 + draw.part(wait / 2)
 }
 
-/// What servers that change often are asked for nevertheless.
+/// The minimum interval for servers with a short `max-age`.
 const AGE_MIN: Duration = Duration::from_secs(10);
-/// Up to a tenth is taken away.
+/// The jitter shortens a wait by up to a tenth.
 const JITTER: u32 = 10;
 const BACK_OFF_MIN: Duration = Duration::from_secs(1);
-/// Nobody is to wait longer for a server that is back.
+/// The longest wait for a server that has recovered.
 const BACK_OFF_MAX: Duration = Duration::from_secs(60);
-/// Enough for the longest.
+/// Enough to reach the maximum.
 const DOUBLINGS_MAX: u32 = 6;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What came of reading keys, for operators.
+//! Results of JWKS fetches, for operators.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,27 @@ use leno_model::KeySource;
 
 use super::{KeyNews, Reading};
 
-/// What came of reading keys so far.
+/// Results of JWKS fetches so far.
 #[derive(Debug, Default)]
 pub(crate) struct KeyReadings {
-    /// Remarks about rules have the reason of a failure: see
+    /// True if diagnostics of rules include the cause of a failure: see
     /// [`KeyAccess::detailed`](super::KeyAccess::detailed).
     detailed: bool,
-    /// Why the last reading failed, where it did.
+    /// The cause of the last fetch's failure, by endpoint.
     failing: BTreeMap<KeySource, String>,
-    /// How many brought a set, or another one; the same again; none.
+    /// Fetches that returned a new set; the same set; an error.
     pub(crate) changed: u64,
     pub(crate) same: u64,
     pub(crate) failed: u64,
 }
 
 impl KeyReadings {
-    /// With or without reasons in remarks.
+    /// Creates an empty record, with or without causes in diagnostics.
     pub(crate) fn new(detailed: bool) -> Self {
         Self { detailed, ..Self::default() }
     }
 
-    /// Takes note of news; the log warns of a failure once, until a reading succeeds.
+    /// Records a result; a failure is logged once, until a fetch succeeds.
     pub(crate) fn note(&mut self, news: &KeyNews) {
         let source = &news.source;
         match &news.reading {
@@ -44,7 +44,7 @@ impl KeyReadings {
             Reading::Failed(why) => {
                 self.failed = self.failed.saturating_add(1);
                 let before = self.failing.insert(source.clone(), why.clone());
-                // Some reasons contain the time, and differ at each reading.
+                // Some causes contain the time, and differ for each fetch.
                 match before {
                     None => {
                         tracing::warn!(%source, %why, "the keys of an issuer cannot be read; those from before, if any, stay in force");
@@ -61,19 +61,19 @@ impl KeyReadings {
         }
     }
 
-    /// Why the last reading of a place failed, if it did, in words for the author of its rule.
+    /// Returns the cause if the last fetch of an endpoint failed, in words for the author of its rule.
     pub(crate) fn failure(&self, source: &KeySource) -> Option<&str> {
         let why = self.failing.get(source)?;
         Some(if self.detailed { why.as_str() } else { NO_DETAIL })
     }
 
-    /// How many places could not be read the last time.
+    /// Returns the number of endpoints with a failed last fetch.
     pub(crate) fn failing(&self) -> usize {
         self.failing.len()
     }
 }
 
-/// The same for each failure, so that rules cannot be used to look around.
+/// The same text for each failure, so that rules cannot be used to probe the network.
 const NO_DETAIL: &str = "cannot be read: a server needs a public address or an entry of `--jwks-allow`, a file a \
                          place below `--jwks-files`; the reason is in the log of the control plane";
 

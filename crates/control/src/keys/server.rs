@@ -1,4 +1,4 @@
-//! Keys of a server outside the mesh: one question, and what may come of it.
+//! A JWKS request to a server outside the mesh.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use super::access::PermittedServers;
 use super::{ASK_WAIT, Answer};
 use crate::dial::Plainly;
 
-/// Asks for the set, unless it is still that of `tag`.
+/// Requests the set, unless `tag` is still current.
 pub(super) async fn ask(
     server: &KeyServer,
     tag: Option<&str>,
@@ -31,7 +31,7 @@ pub(super) async fn ask(
     asked.unwrap_or(Err(NoAnswer::Late)).map_err(|error| error.to_string())
 }
 
-/// Why there is no answer.
+/// The reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
     #[error("has not answered in {ASK_WAIT:?}")]
@@ -84,14 +84,14 @@ async fn ask_patiently(
     match server.scheme {
         Scheme::Http => exchange(tcp, request).await,
         Scheme::Https => {
-            // Roots are read each time: they may have been replaced.
+            // Roots are read for each fetch: they may have been replaced.
             let session = Sessions::new(roots).open((server, b"http/1.1"), tcp).await?;
             exchange(session, request).await
         }
     }
 }
 
-/// As clients name it: without the port that goes without saying.
+/// Returns the `Host` as clients write it: without the default port.
 fn host(server: &Server) -> String {
     let authority = server.authority();
     match authority.strip_suffix(&format!(":{}", server.scheme.port())) {
@@ -100,7 +100,7 @@ fn host(server: &Server) -> String {
     }
 }
 
-/// One question on a connection of its own.
+/// Sends one request on its own connection.
 async fn exchange(
     io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Empty<Bytes>>,
@@ -131,7 +131,7 @@ async fn read(response: Response<Incoming>) -> Result<Answer, NoAnswer> {
     Ok(Answer::Set { text, tag, max_age })
 }
 
-/// How long an answer is good for, if it says (RFC 9111 §5.2.2.1).
+/// Returns the `max-age` of a response, if it has one (RFC 9111 §5.2.2.1).
 fn max_age(headers: &HeaderMap) -> Option<Duration> {
     let values = headers.get_all(CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
     let mut directives = values.flat_map(|value| value.split(',')).map(str::trim);
@@ -142,7 +142,7 @@ fn max_age(headers: &HeaderMap) -> Option<Duration> {
     seconds?.parse().ok().map(Duration::from_secs)
 }
 
-/// The most bytes of a head that are read, and of a body at a time.
+/// Maximum bytes of a response head, and of one read of its body.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// Longer tags are not kept.
+/// Longer ETags are not kept.
 const TAG_BYTES_MAX: usize = 512;

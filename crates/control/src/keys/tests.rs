@@ -1,4 +1,4 @@
-//! Issuers that serve keys, change them, and do otherwise than they should.
+//! JWKS endpoints: key rotation, and servers with errors.
 
 use std::sync::Mutex;
 
@@ -9,7 +9,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::*;
 
-/// A server that answers whatever it is told to, and remembers what it was asked.
+/// A scripted server that records its requests.
 struct Issuer {
     port: u16,
     answer: Arc<Mutex<String>>,
@@ -29,7 +29,7 @@ impl Issuer {
                 let (tcp, _) = listener.accept().await.unwrap();
                 match &tls {
                     None => converse(tcp, &told, &heard).await,
-                    // A client that does not trust us ends the handshake.
+                    // A client that does not trust the certificate ends the handshake.
                     Some(tls) => {
                         if let Ok(session) = tls.accept(tcp).await {
                             converse(session, &told, &heard).await;
@@ -71,7 +71,7 @@ async fn converse(
     }
     asked.lock().unwrap().push(String::from_utf8(head).unwrap());
     let answer = answer.lock().unwrap().clone();
-    // Who has read enough may be gone.
+    // A client that has read enough may have disconnected.
     drop(io.write_all(answer.as_bytes()).await);
     drop(io.shutdown().await);
 }
@@ -87,7 +87,7 @@ fn wanting(source: &KeySource) -> Keeper {
     keeper
 }
 
-/// Reads what is due by then.
+/// Fetches the sets due by then.
 async fn read(keeper: &mut Keeper, after: Duration) -> Option<Reading> {
     let now = Instant::now() + after;
     keeper.begin_due(now, |_| true);
@@ -126,7 +126,7 @@ async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
     assert!(issuer.last_question().contains("if-none-match: \"1\"\r\n"));
     issuer.answer("503 Service Unavailable", "", "");
     assert_eq!(failed(read(&mut keeper, 2 * MINUTE).await), "answers 503 Service Unavailable");
-    // Tried again soon.
+    // Retried soon.
     issuer.answer("200 OK", "", &set("one"));
     let soon = 2 * MINUTE + Duration::from_secs(1);
     assert_eq!(read(&mut keeper, soon).await, Some(Reading::Same));
@@ -208,7 +208,6 @@ async fn a_file_is_read_again_and_again() {
     assert_eq!(failed(read(&mut keeper, seconds(8)).await), "is no file");
 }
 
-/// Finding F14 of issue 25.
 #[tokio::test]
 async fn a_server_that_is_not_permitted_gets_no_connection() {
     let issuer = Issuer::start(None).await;
@@ -222,7 +221,7 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
         assert!(why.contains("--jwks-allow"), "{host}: {why}");
     }
     assert!(issuer.asked.lock().unwrap().is_empty());
-    // The address is what the operator lists.
+    // The operator permits the address.
     let access =
         KeyAccess { servers: "127.0.0.0/8,::1".parse().unwrap(), ..KeyAccess::of_tenants() };
     let mut keeper = Keeper::new(None, access, 1);
@@ -230,7 +229,6 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
     assert!(changed(read(&mut keeper, Duration::ZERO).await).contains("one"));
 }
 
-/// Finding F14 of issue 25.
 #[tokio::test]
 async fn a_file_that_is_not_permitted_is_not_looked_at() {
     let directory = tempfile::tempdir().unwrap();
@@ -265,7 +263,7 @@ async fn what_nobody_wants_any_more_is_dropped() {
     keeper.begin_due(Instant::now(), |_| true);
     let dropped = keeper.want(&BTreeSet::new(), Instant::now());
     assert_eq!(dropped, [KeyNews { source: source.clone(), reading: Reading::Dropped }]);
-    // What was under way is ended.
+    // The fetch in progress is aborted.
     let ended = keeper.under_way.join_next().await.unwrap();
     assert!(ended.unwrap_err().is_cancelled());
     assert_eq!(read(&mut keeper, Duration::ZERO).await, None);

@@ -1,4 +1,4 @@
-//! Access policies, by the namespace that they are about.
+//! Access policies, by the namespace that they apply to.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ impl AccessPolicies {
 }
 
 impl Mesh {
-    /// All access policies, by name.
+    /// Returns all access policies, by name.
     pub(crate) fn access_policies(&self) -> impl ExactSizeIterator<Item = &AccessPolicy> {
         self.access_policies.by_name.values()
     }
 
-    /// The access policies that are about a workload, by name.
+    /// Returns the access policies that apply to a workload, by name.
     pub(crate) fn access_policies_of(
         &self,
         workload: &Workload,
@@ -39,12 +39,12 @@ impl Mesh {
         policies.filter(|policy| policy.is_about(&workload.account))
     }
 
-    /// Whether an access policy lets clients under this account call a workload in some way.
+    /// True if an access policy lets clients under this account call a workload in some way.
     pub(crate) fn lets_call(&self, client: &ServiceAccount, workload: &Workload) -> bool {
         self.access_policies_of(workload).any(|policy| policy.allows_something_to(client))
     }
 
-    /// Whether an access policy decides at some workload.
+    /// True if an access policy applies to some workload.
     pub(crate) fn is_policy_in_force(&self, policy: &AccessPolicy) -> bool {
         let denies = policy.rules.iter().any(|rule| rule.action == PolicyAction::Deny);
         let about = |workload: &&Workload| policy.is_about(&workload.account);
@@ -71,8 +71,8 @@ impl Mesh {
         }
     }
 
-    /// What it is about decides differently; and clients whom it lets call a strict workload may
-    /// be any that its wildcards fit. A rule that looks at requests changes the protocol of ports without a declared one.
+    /// Its workloads' decisions change, and any client that matches its wildcards may gain or lose access to a
+    /// strict workload. A rule that matches requests changes the protocol of ports without a declared one.
     fn touch_policy(&self, policy: &AccessPolicy, touched: &mut Touched) {
         let about = |workload: &&Workload| policy.is_about(&workload.account);
         self.touch_unenforced(|workload| policy.is_about(&workload.account), touched);

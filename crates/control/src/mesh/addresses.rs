@@ -1,4 +1,4 @@
-//! Who is at which address: services where a cluster gave them some, workloads at their own.
+//! Address index: services at cluster addresses, workloads at their own.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use leno_registry::NODE_NETWORK_LABEL;
 
 use super::{Index, Mesh, Touched};
 
-/// Who is at which address. Addresses of loopback are everybody's own, and not here.
+/// Services and workloads by address. Loopback addresses differ per machine and are not included.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Addresses {
     services: Index<IpAddr, ServiceName>,
@@ -16,7 +16,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// A workload is new, another one than before, or gone.
+    /// Updates the index for an added, changed or removed workload.
     pub(super) fn move_workload(
         &mut self,
         old: Option<&Workload>,
@@ -33,7 +33,7 @@ impl Addresses {
         touched.addresses.extend(both.map(|(_, address)| address));
     }
 
-    /// A service is new, another one than before, or gone.
+    /// Updates the index for an added, changed or removed service.
     pub(super) fn move_service(
         &mut self,
         old: Option<&Service>,
@@ -51,7 +51,7 @@ impl Addresses {
     }
 }
 
-/// Those that others reach it by.
+/// Returns the addresses by which others reach it.
 fn addresses_at(workload: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     let addresses = workload.addresses().filter(|address| !address.is_loopback());
     addresses.map(move |address| (workload, address))
@@ -62,14 +62,13 @@ fn addresses_of<'a>(service: &&'a Service) -> impl Iterator<Item = (&'a Service,
     service.addresses.iter().map(move |address| (service, address))
 }
 
-/// True for an address of a workload with these labels that no other workload has: those of loopback and of nodes belong to
-/// several.
+/// True for an address that only this workload has, by its labels: loopback and node addresses are shared.
 pub(crate) fn is_own_address(address: IpAddr, labels: &BTreeMap<String, String>) -> bool {
     !address.is_loopback() && !labels.contains_key(NODE_NETWORK_LABEL)
 }
 
 impl Mesh {
-    /// The kind of a client that came without mutual TLS.
+    /// Classifies a client without mutual TLS.
     pub(crate) fn plaintext_client(&self, address: IpAddr) -> PlaintextClient {
         let address = address.to_canonical();
         let names = self.addresses.workloads.of(&address);
@@ -80,21 +79,20 @@ impl Mesh {
         }
     }
 
-    /// The service at an address. While a change of two services is half in there may be two: the
-    /// first by name.
+    /// Returns the service at an address. During a change of two services there may be two: the first by name.
     pub(crate) fn service_at(&self, address: IpAddr) -> Option<&Service> {
         self.addresses.services.of(&address).find_map(|name| self.service(name))
     }
 
-    /// The workload at an address. While one that ended is not taken away yet there may be two: one
-    /// whose sidecar is there and that takes requests, rather than the other.
+    /// Returns the workload at an address. While an ended one is not removed yet there may be two: the one with
+    /// a connected sidecar that receives requests is preferred.
     pub(crate) fn workload_at(&self, address: IpAddr) -> Option<&Workload> {
         let names = self.addresses.workloads.of(&address);
         let workloads = names.filter_map(|name| self.workload(name));
         workloads.max_by_key(|it| (self.listeners(&it.name).is_some(), it.ready))
     }
 
-    /// What is at the address of a workload may look different now.
+    /// Marks the entries of a workload's addresses as changed.
     pub(super) fn touch_address_of(&self, workload: &WorkloadName, touched: &mut Touched) {
         let addresses = self.workload(workload).into_iter().flat_map(addresses_at);
         touched.addresses.extend(addresses.map(|(_, address)| address));
@@ -108,7 +106,7 @@ mod tests {
     use super::*;
     use crate::fixture::{BOOKINFO, mesh, workload};
 
-    /// Issue 27: events on pods advised clients to join the mesh that are members of it.
+    /// Events on pods advised clients to join the mesh that are members already.
     #[test]
     fn a_plaintext_client_is_a_member_at_an_address_of_its_own() {
         let other = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Routes that are decided alike, and which services they are attached to and lead to.
+//! Routes of one type, indexed by parent and backend services.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,18 +8,18 @@ use leno_model::{
 
 use super::index::Index;
 
-/// What is attached to services and leads to backends.
+/// An object that attaches to services and refers to backends.
 pub(crate) trait Route: PartialEq {
-    /// The namespace that it is of.
+    /// Returns its namespace.
     fn namespace(&self) -> &Name;
 
-    /// The services whose traffic it decides.
+    /// Returns the services that it attaches to.
     fn parents(&self) -> &[RouteParent];
 
-    /// The services that it leads to.
+    /// Returns the services that it refers to as backends.
     fn leads_to(&self) -> impl Iterator<Item = &ServiceName>;
 
-    /// When it was made, in seconds since 1970; 0 where that is not asked.
+    /// Returns its creation time, in seconds since 1970; 0 if not needed.
     fn created(&self) -> i64 {
         0
     }
@@ -95,7 +95,7 @@ impl Route for TrafficSplit {
     }
 }
 
-/// Routes that are decided alike, by what identifies them.
+/// Routes of one type, by their key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attached<K, R> {
     routes: BTreeMap<K, R>,
@@ -110,26 +110,25 @@ impl<K, R> Default for Attached<K, R> {
 }
 
 impl<K: Ord + Clone, R: Route> Attached<K, R> {
-    /// All of them.
+    /// Returns all routes.
     pub(crate) fn all(&self) -> impl ExactSizeIterator<Item = &R> {
         self.routes.values()
     }
 
-    /// Whether there is one with this name.
+    /// True if a route of this name exists.
     pub(crate) fn has(&self, name: &K) -> bool {
         self.routes.contains_key(name)
     }
 
-    /// Those attached to a service or one of its ports.
+    /// Returns the routes attached to a service or one of its ports.
     pub(crate) fn of(&self, service: &ServiceName) -> impl Iterator<Item = &R> {
         let names = self.by_parent.of(service);
         names.filter_map(|name| self.routes.get(name))
     }
 
-    /// Those attached to a port that decide for clients of a namespace: the ones of their own
-    /// namespace (consumer routes); where there are none, and where it makes no difference whose
-    /// clients they are, those of the namespace of the service (producer routes). The oldest comes
-    /// first, then the first by name.
+    /// Returns the routes attached to a port that apply to clients of a namespace: those of the clients'
+    /// namespace (consumer routes); if there are none, or the client does not matter, those of the service's
+    /// namespace (producer routes). The oldest comes first, then the first by name.
     pub(crate) fn of_port(
         &self,
         service: &ServiceName,
@@ -151,24 +150,24 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
         own.into_iter()
     }
 
-    /// Whether one of a namespace is attached to a service of another.
+    /// True if a route of a namespace is attached to a service of another.
     pub(crate) fn has_consumers(&self, service: &ServiceName, namespace: &Name) -> bool {
         *namespace != service.namespace
             && self.of(service).any(|route| route.namespace() == namespace)
     }
 
-    /// The services that some route leads from to this one.
+    /// Returns the services with a route that has this backend.
     pub(crate) fn leading_to(&self, backend: &ServiceName) -> impl Iterator<Item = &ServiceName> {
         let parents = self.leading(backend).flat_map(|route| route.parents());
         parents.map(|parent| &parent.service)
     }
 
-    /// Those that lead to a service.
+    /// Returns the routes with this backend.
     pub(crate) fn leading(&self, backend: &ServiceName) -> impl Iterator<Item = &R> {
         self.by_backend.of(backend).filter_map(|name| self.routes.get(name))
     }
 
-    /// The services from which some route of another namespace leads into this one.
+    /// Returns the services with a route of another namespace that has a backend in this one.
     pub(crate) fn leading_into(&self, namespace: &Name) -> impl Iterator<Item = ServiceName> {
         let routes = self.routes.values().filter(move |route| {
             let leads_there = |backend: &ServiceName| backend.namespace == *namespace;
@@ -177,8 +176,7 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
         routes.flat_map(|route| route.parents()).map(|parent| parent.service.clone())
     }
 
-    /// Puts a route in place of the one with this name, or takes that away. Returns the services
-    /// whose traffic is decided differently now.
+    /// Replaces or removes the route of this name. Returns the services with changed routing.
     pub(crate) fn set(&mut self, name: &K, new: Option<R>) -> BTreeSet<ServiceName> {
         let old = self.routes.remove(name);
         let differs = old != new;

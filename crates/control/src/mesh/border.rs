@@ -1,4 +1,4 @@
-//! Who comes in from outside the mesh and who goes out, by whom it is about.
+//! Ingress and egress policies, indexed by namespace and account.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,33 +9,33 @@ use leno_model::{
 
 use super::{Index, Mesh, Touched};
 
-/// All policies about the border of the mesh.
+/// All ingress and egress policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Border {
-    /// In order of namespace, and in one the first that opens a port does.
+    /// By namespace; within one, the first policy that opens a port applies.
     ingress: BTreeMap<IngressName, IngressPolicy>,
     ingress_by_namespace: Index<Name, IngressName>,
     egress: BTreeMap<PolicyName, EgressPolicy>,
     egress_by_source: Index<ServiceAccount, PolicyName>,
-    /// What guests are called: nothing is compiled of it.
+    /// Names of external principals; not part of the compilation.
     access_certs: BTreeMap<PolicyName, AccessCert>,
 }
 
 impl Border {
-    /// Whether there is one with this name that opens ports.
+    /// True if an ingress policy of this name exists.
     pub(super) fn has(&self, name: &IngressName) -> bool {
         self.ingress.contains_key(name)
     }
 }
 
-/// Questions.
+/// Queries.
 impl Mesh {
-    /// All that opens ports, in order.
+    /// Returns all ingress policies, in order.
     pub(crate) fn ingress_policies(&self) -> impl ExactSizeIterator<Item = &IngressPolicy> {
         self.border.ingress.values()
     }
 
-    /// The policies that open ports of workloads of a namespace, the oldest first, then by name.
+    /// Returns the ingress policies of a namespace, the oldest first, then by name.
     pub(crate) fn ingress_in(&self, namespace: &Name) -> impl Iterator<Item = &IngressPolicy> {
         let names = self.border.ingress_by_namespace.of(namespace);
         let policies = names.filter_map(|name| self.border.ingress.get(name));
@@ -44,7 +44,7 @@ impl Mesh {
         policies.into_iter()
     }
 
-    /// The policy that opens this port before `policy` could.
+    /// Returns the policy that opens this port with precedence over `policy`.
     pub(crate) fn opened_before(
         &self,
         policy: &IngressPolicy,
@@ -57,17 +57,17 @@ impl Mesh {
         before.find(|it| it.backends.iter().any(same)).map(|it| &it.name)
     }
 
-    /// All that lets somebody out, by name.
+    /// Returns all egress policies, by name.
     pub(crate) fn egress_policies(&self) -> impl ExactSizeIterator<Item = &EgressPolicy> {
         self.border.egress.values()
     }
 
-    /// All certificates that guests are to have, by name.
+    /// Returns all certificates of external principals, by name.
     pub(crate) fn access_certs(&self) -> impl ExactSizeIterator<Item = &AccessCert> {
         self.border.access_certs.values()
     }
 
-    /// What lets an account out, by name.
+    /// Returns the egress policies of an account, by name.
     pub(crate) fn egress_of(
         &self,
         account: &ServiceAccount,
@@ -128,12 +128,12 @@ impl Mesh {
         }
     }
 
-    /// Others are behind services than before: what is open to whoever is there is open to others.
+    /// Marks workloads with ingress rules for the members of a service, after these members changed.
     pub(super) fn touch_opened_to(&self, touched: &mut Touched) {
         if self.border.ingress.is_empty() {
             return;
         }
-        // One that has another address looks the same to those that call it.
+        // A workload's address change does not mark its services as changed, since callers see them unchanged.
         let moved = touched.workloads.iter().flat_map(|name| self.selecting.of(name));
         let others: BTreeSet<&ServiceName> = touched.services.iter().chain(moved).collect();
         let is_touched = |source: &IngressSource| match source {
@@ -150,7 +150,7 @@ impl Mesh {
         touched.workloads.extend(about);
     }
 
-    /// Whoever is let in or out for requests of this group.
+    /// Marks workloads with ingress or egress rules for requests of this group.
     pub(super) fn touch_border_users(&self, group: &RouteGroupName, touched: &mut Touched) {
         for policy in self.border.ingress.values().filter(|it| it.groups.contains(group)) {
             touched.workloads.extend(self.behind_backends(policy).cloned());

@@ -1,4 +1,4 @@
-//! Services with endpoints without a sidecar, which a gateway views differently when policies change.
+//! Services with unmeshed endpoints: a gateway's view of them depends on policies.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use leno_model::{Service, ServiceName, Workload, WorkloadName};
 use super::{Mesh, Touched};
 
 impl Mesh {
-    /// The services that select an endpoint without a sidecar, by name.
+    /// Returns the services that select an unmeshed endpoint, by name.
     pub(crate) fn in_front_of_bystander(
         &self,
         workload: &WorkloadName,
@@ -16,13 +16,13 @@ impl Mesh {
         names.filter_map(|name| self.services.get(name))
     }
 
-    /// The services with endpoints without a sidecar, by name.
+    /// Returns the services with unmeshed endpoints, by name.
     pub(crate) fn services_with_bystanders(&self) -> impl Iterator<Item = &Service> {
         let names = self.bystanders.selected.keys();
         names.filter_map(|name| self.services.get(name))
     }
 
-    /// True when a gateway leads to a service, directly or by the routes of another one.
+    /// True if a gateway routes to a service, directly or by the routes of another one.
     pub(crate) fn is_led_to(&self, service: &ServiceName) -> bool {
         let routed = self.routes.leading_to(service).chain(self.tls_routes.leading_to(service));
         let routed = routed.chain(self.gateway_tcp_routes.leading_to(service));
@@ -32,7 +32,7 @@ impl Mesh {
         backends.any(|backend| parents.contains(&backend.service))
     }
 
-    /// The services with endpoints without a sidecar, where policies about some workloads change.
+    /// Marks the services with unmeshed endpoints after a change of policies for some workloads.
     pub(super) fn touch_unenforced(
         &self,
         is_about: impl Fn(&Workload) -> bool,
@@ -45,8 +45,8 @@ impl Mesh {
         touched.services.extend(services.cloned());
     }
 
-    /// An endpoint without a sidecar is left out because of the policies of all services that select it: when one of these
-    /// changes, so do the others.
+    /// An unmeshed endpoint is left out because of the policies of all services that select it: a change of one
+    /// affects the others.
     pub(super) fn touch_beside(&self, touched: &mut Touched) {
         let bystanders = touched.services.iter().flat_map(|name| self.bystanders_behind(name));
         let beside = bystanders.flat_map(|workload| self.bystanders.selecting.of(&workload.name));

@@ -1,4 +1,4 @@
-//! Gateways, the accounts of their proxies, and the workloads without a sidecar.
+//! Gateways, the accounts of their proxies, and unmeshed workloads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use leno_model::{
 
 use super::{Index, Mesh, Touched, selects};
 
-/// Workloads without a sidecar. Kept apart from the members of the mesh, so that nothing takes one
-/// for the other: none of these joins, is given a plan, is counted or named by a policy.
+/// Unmeshed workloads. Kept apart from the members of the mesh, so that they are never confused: unmeshed
+/// workloads do not join, have no proxy configuration, and are neither counted nor named by policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Bystanders {
     by_name: BTreeMap<WorkloadName, Workload>,
-    /// Which of them a service's selector chooses, and the other way round.
+    /// The unmeshed workloads that each service selects, and the reverse.
     pub(super) selected: Index<ServiceName, WorkloadName>,
     pub(super) selecting: Index<WorkloadName, ServiceName>,
 }
 
 impl Mesh {
-    /// The gateway that a workload is a proxy of.
+    /// Returns the gateway that a workload is a proxy of.
     pub(crate) fn gateway_of(&self, workload: &Workload) -> Option<&Arc<Gateway>> {
         let name = Name::new(workload.labels.get(GATEWAY_LABEL)?).ok()?;
         let namespace = workload.name.namespace.clone();
@@ -29,12 +29,12 @@ impl Mesh {
         is_proxy_of(&gateway.name, workload).then_some(gateway)
     }
 
-    /// The workloads with a sidecar behind a service, by name. The proxies of a gateway have none.
+    /// Returns the workloads of a service with a sidecar, by name. Gateway proxies have none.
     pub(crate) fn members_behind(&self, service: &ServiceName) -> impl Iterator<Item = &Workload> {
         self.behind(service).filter(|it| self.gateway_of(it).is_none())
     }
 
-    /// The workloads without a sidecar behind a service, by name.
+    /// Returns the unmeshed workloads of a service, by name.
     pub(crate) fn bystanders_behind(
         &self,
         service: &ServiceName,
@@ -43,7 +43,7 @@ impl Mesh {
         selected.of(service).filter_map(|name| by_name.get(name))
     }
 
-    /// All workloads without a sidecar, by name.
+    /// Returns all unmeshed workloads, by name.
     #[cfg(test)]
     pub(super) fn bystanders(&self) -> impl Iterator<Item = &Workload> {
         self.bystanders.by_name.values()
@@ -67,7 +67,7 @@ impl Mesh {
         let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
         for proxy in proxies {
             touched.workloads.insert(proxy.name.clone());
-            // What is at its addresses is of the mesh, or not.
+            // Its addresses join or leave the mesh.
             touched.services.extend(self.in_front_of(&proxy.name).map(|it| it.name.clone()));
             self.touch_address_of(&proxy.name, touched);
         }
@@ -83,7 +83,7 @@ impl Mesh {
         if old == new.as_ref() {
             return;
         }
-        // Readiness comes and goes: the same services choose it as long as its labels are the same.
+        // If only its readiness changes, the same services select it.
         if let (Some(old), Some(new)) = (old, &new)
             && old.labels == new.labels
         {
@@ -110,7 +110,7 @@ impl Mesh {
         }
     }
 
-    /// A service is new, another one than before, or gone.
+    /// Updates the index for an added, changed or removed service.
     pub(super) fn select_bystanders(&mut self, name: &ServiceName, new: Option<&Service>) {
         let Bystanders { by_name, selected, selecting } = &mut self.bystanders;
         for workload in selected.take(name) {

@@ -1,9 +1,9 @@
-//! A map from a key to a set: what belongs together, without empty sets.
+//! A map from a key to a non-empty set.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which values belong to which key, both in order. A key without values is not there, so that
-/// equal contents are equal indexes however they came about.
+/// The values of each key, both in order. Keys without values are absent, so that indexes with equal contents
+/// are equal regardless of their history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Index<K, V>(BTreeMap<K, BTreeSet<V>>);
 
@@ -14,12 +14,12 @@ impl<K, V> Default for Index<K, V> {
 }
 
 impl<K: Ord + Clone, V: Ord + Clone> Index<K, V> {
-    /// The values of a key, in order.
+    /// Returns the values of a key, in order.
     pub(crate) fn of(&self, key: &K) -> impl Iterator<Item = &V> {
         self.0.get(key).into_iter().flatten()
     }
 
-    /// The keys that have values, in order.
+    /// Returns the keys with values, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.0.keys()
     }
@@ -38,7 +38,7 @@ impl<K: Ord + Clone, V: Ord + Clone> Index<K, V> {
         }
     }
 
-    /// Forgets a key, and says what its values were.
+    /// Removes a key and returns its values.
     pub(crate) fn take(&mut self, key: &K) -> BTreeSet<V> {
         self.0.remove(key).unwrap_or_default()
     }

@@ -1,12 +1,12 @@
-//! A mesh from its objects, and back; and whether one is there.
+//! Conversion of a mesh from and to its objects, and existence checks.
 
 use leno_model::{Object, ObjectKey, RouteKind};
 
 use super::{Mesh, Touched};
 
 impl Mesh {
-    /// What somebody wrote, for who explains it, in the order of their keys within each kind: without
-    /// the workloads that only gateways reach, and without gateways, which have keys.
+    /// Returns the user-written objects for explanations, ordered by key within each kind: without unmeshed
+    /// workloads, and without gateways, which contain private keys.
     pub(crate) fn explained(&self) -> Vec<Object> {
         let workloads = self.workloads.values().cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
@@ -43,7 +43,7 @@ impl Mesh {
             .collect()
     }
 
-    /// Whether there is an object whose rules decide requests; of other kinds it says no.
+    /// True if an object of a kind with rules for requests exists; false for other kinds.
     pub(crate) fn has(&self, key: &ObjectKey) -> bool {
         match key {
             ObjectKey::HttpRoute(name) => self.routes.has(&(RouteKind::Http, name.clone())),
@@ -71,7 +71,7 @@ impl Mesh {
         }
     }
 
-    /// All objects.
+    /// Returns all objects.
     #[cfg(test)]
     pub(crate) fn objects(&self) -> Vec<Object> {
         let gateways = self.gateways.values().map(|it| Object::Gateway((**it).clone()));

@@ -1,4 +1,4 @@
-//! The policies of services, by whom they are about.
+//! Service policies, indexed by service and namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ pub(super) struct Policies {
     by_service: Index<ServiceName, ServicePolicyName>,
     by_namespace: Index<Name, ServicePolicyName>,
     by_key_source: Index<KeySource, ServicePolicyName>,
-    /// The keys of issuers that were read elsewhere.
+    /// JWKS read from endpoints.
     keys: BTreeMap<KeySource, Arc<str>>,
 }
 
@@ -34,13 +34,13 @@ impl Policies {
         self.by_name.contains_key(name)
     }
 
-    /// The policies that may be about a service.
+    /// Returns the policies that may apply to a service.
     fn of(&self, service: &ServiceName) -> impl Iterator<Item = &ServicePolicy> {
         let names = self.by_service.of(service).chain(self.by_namespace.of(&service.namespace));
         names.filter_map(|name| self.by_name.get(name))
     }
 
-    /// Takes a policy out, and says what it was.
+    /// Removes a policy and returns it.
     fn take(&mut self, name: &ServicePolicyName) -> Option<ServicePolicy> {
         let old = self.by_name.remove(name)?;
         for service in services(&old) {
@@ -68,17 +68,17 @@ impl Policies {
 }
 
 impl Mesh {
-    /// What policies say about a port of a service.
+    /// Returns the traffic policy of a service port.
     pub(crate) fn treatment(&self, service: &ServiceName, port: u16) -> Treatment {
         Treatment::of(self.policies.of(service), service, port)
     }
 
-    /// What policies say may come in at a port of a service.
+    /// Returns the inbound limits of a service port.
     pub(crate) fn limits(&self, service: &ServiceName, port: u16) -> Option<PortLimits> {
         PortLimits::of(self.policies.of(service), service, port)
     }
 
-    /// The needs of all policies about a port of a service.
+    /// Returns the requirements of all policies on a service port.
     pub(crate) fn needs(
         &self,
         service: &ServiceName,
@@ -87,7 +87,7 @@ impl Mesh {
         self.attached_to(service, port).map(|policy| policy.rule.request_need())
     }
 
-    /// The needs of those that the sidecar of the server enforces.
+    /// Returns the requirements that the server's sidecar enforces.
     pub(crate) fn inbound_needs(
         &self,
         service: &ServiceName,
@@ -97,7 +97,7 @@ impl Mesh {
         inbound.map(|policy| policy.rule.request_need())
     }
 
-    /// The routes for requests and sessions that are attached to a service.
+    /// Returns the routes for requests and sessions that are attached to a service.
     pub(crate) fn routes_at(
         &self,
         service: &ServiceName,
@@ -144,7 +144,7 @@ impl Mesh {
         policies.filter(move |policy| policy.closeness(service, port).is_some())
     }
 
-    /// What policies say else decides about requests at a port of a service.
+    /// Returns the external checks that policies require for requests to a service port.
     pub(crate) fn guards(&self, service: &ServiceName, port: u16) -> Vec<PortGuard> {
         let mut guards = PortGuard::of(self.policies.of(service), service, port);
         for guard in &mut guards {
@@ -156,7 +156,7 @@ impl Mesh {
         guards
     }
 
-    /// What a sidecar is told of keys.
+    /// Returns the keys as sent to sidecars.
     fn keys_as_read(&self, keys: &IssuerKeys) -> IssuerKeys {
         match keys.source() {
             None => keys.clone(),
@@ -167,22 +167,22 @@ impl Mesh {
         }
     }
 
-    /// The places that policies read keys from.
+    /// Returns the JWKS endpoints of policies.
     pub(crate) fn key_sources(&self) -> impl Iterator<Item = &KeySource> {
         self.policies.by_key_source.keys()
     }
 
-    /// Whether the keys of a place have been read.
+    /// True if the keys of an endpoint have been read.
     pub(crate) fn has_keys(&self, source: &KeySource) -> bool {
         self.policies.keys.contains_key(source)
     }
 
-    /// The policies of services.
+    /// Returns the service policies.
     pub(crate) fn service_policies(&self) -> impl Iterator<Item = &ServicePolicy> {
         self.policies.all()
     }
 
-    /// Whether a policy decides anywhere.
+    /// Returns the conflict status of a policy.
     pub(crate) fn standing(&self, policy: &ServicePolicy) -> Standing {
         let about = self.about(policy);
         let there = about.iter().filter_map(|name| self.services.get(name));
@@ -191,7 +191,7 @@ impl Mesh {
         Standing::of(policy, ports, &self)
     }
 
-    /// Takes in the keys of a place, or that nobody reads them any more.
+    /// Sets the keys of an endpoint, or removes them if it is no longer in use.
     pub(crate) fn set_keys(&mut self, source: &KeySource, set: Option<Arc<str>>) -> Touched {
         let keys = &mut self.policies.keys;
         let before = match &set {
@@ -209,7 +209,7 @@ impl Mesh {
         touched
     }
 
-    /// The services that a policy is about, whether they are there or not.
+    /// Returns the services that a policy applies to, existing or not.
     fn about(&self, policy: &ServicePolicy) -> BTreeSet<ServiceName> {
         let mut about: BTreeSet<ServiceName> = services(policy).cloned().collect();
         if policy.scope == PolicyScope::Namespace {
@@ -295,7 +295,7 @@ impl<'a> Surroundings<'a> for &'a Mesh {
 }
 
 impl Mesh {
-    /// True when a route of another service or of a gateway forwards requests to a port.
+    /// True if a route of another service or of a gateway forwards requests to a port.
     fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
         let mut splits = self.splits().leading(service).filter(|it| it.forwards_to(service));
         let mut gateways = self.gateways.values().flat_map(|gateway| gateway.backends());
@@ -304,8 +304,8 @@ impl Mesh {
             || gateways.any(|it| it.service == *service && it.port == port)
     }
 
-    /// True when a workload behind a port declares another protocol than TCP, or another service leads to the
-    /// same port of it with another protocol.
+    /// True if a workload of a port declares another protocol than TCP, or another service forwards to the same
+    /// workload port with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
         let own = self.services.get(service);
         let Some(port) = own.and_then(|own| own.ports.iter().find(|it| it.port == port)) else {
@@ -320,7 +320,7 @@ impl Mesh {
     }
 }
 
-/// The services that a policy names.
+/// Returns the services that a policy names.
 fn services(policy: &ServicePolicy) -> impl Iterator<Item = &ServiceName> {
     let targets = match &policy.scope {
         PolicyScope::Services(targets) => targets.as_slice(),

@@ -1,4 +1,4 @@
-//! Policies about retries, by whose requests they are about.
+//! Retry policies, by the client account that they apply to.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use leno_model::{PolicyName, RetryPolicy, ServiceAccount};
 
 use super::{Index, Mesh, Touched};
 
-/// All policies about retries.
+/// All retry policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Retries {
     by_name: BTreeMap<PolicyName, RetryPolicy>,
@@ -20,12 +20,12 @@ impl Retries {
 }
 
 impl Mesh {
-    /// All of them, by name.
+    /// Returns all retry policies, by name.
     pub(crate) fn retry_policies(&self) -> impl ExactSizeIterator<Item = &RetryPolicy> {
         self.retries.by_name.values()
     }
 
-    /// Those about requests of an account, the oldest first, then by name.
+    /// Returns the retry policies for requests of an account, the oldest first, then by name.
     pub(crate) fn retries_of(
         &self,
         account: &ServiceAccount,

@@ -1,4 +1,4 @@
-//! Workloads that are members no more: those of the config, and those that an operator has revoked on this machine.
+//! Revoked workloads: those of the `MeshConfig`, and those that an operator has revoked on this machine.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use leno_model::{Instance, MeshConfig, Revocations, RevokedWorkload, Workload};
 use super::{Mesh, Touched};
 
 impl Mesh {
-    /// True when a workload is no member any more, by itself or by its account.
+    /// True if a workload is revoked, individually or by its account.
     pub(crate) fn is_revoked(&self, workload: &Workload) -> bool {
         let instance = workload.uid.clone().map(Instance::Pod);
-        // No pod, no UID: an entry with a UID is about another workload.
+        // Without a pod there is no UID: an entry with a UID refers to another workload.
         let instance = instance.unwrap_or(Instance::Registration(0));
         self.revocations.accounts.contains(&workload.account)
             || self.revocations.covers_workload(&workload.name, Some(&instance))
@@ -20,7 +20,7 @@ impl Mesh {
         &self.revocations
     }
 
-    /// These are revoked too from now on, whatever the config says.
+    /// Sets the revocations by `leno revoke`, in addition to those of the config.
     pub(crate) fn revoke(&mut self, recorded: BTreeSet<RevokedWorkload>) -> Touched {
         let everybody = self.recorded != recorded;
         self.recorded = recorded;

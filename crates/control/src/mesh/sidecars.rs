@@ -1,4 +1,4 @@
-//! Sidecars of workloads: where they listen, and which of them are expected with another port or account.
+//! Listen addresses of sidecars, and sidecars that are expected with another port or account.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,8 @@ use leno_model::{Workload, WorkloadName};
 
 use super::{Listeners, Mesh, Touched};
 
-/// Workloads with a recent change. Two meshes with the same objects are equal, whatever changed before.
+/// Recently changed workloads. They are ignored by comparisons: meshes with the same objects are equal,
+/// whatever their history.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Changed(BTreeSet<WorkloadName>);
 
@@ -19,12 +20,12 @@ impl PartialEq for Changed {
 impl Eq for Changed {}
 
 impl Mesh {
-    /// The addresses at which a workload's sidecar accepts mutual TLS; `None` without a sidecar.
+    /// Returns the mTLS addresses of a workload's sidecar; `None` without a sidecar.
     pub(crate) fn listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
         self.listening.get(workload)
     }
 
-    /// True when the sidecar of a workload is there and has opened every port of its application.
+    /// True if the sidecar of a workload is connected and has opened every port of its application.
     pub(crate) fn is_registered(&self, workload: &Workload) -> bool {
         let Some(listeners) = self.listening.get(&workload.name) else {
             return false;
@@ -33,17 +34,17 @@ impl Mesh {
         ports.all(|port| listeners.contains_key(&port.port))
     }
 
-    /// True for a workload of which the port or account changed a moment ago, while it had a sidecar.
+    /// True if the port or account of a workload with a sidecar has just changed.
     pub(crate) fn has_changed(&self, workload: &WorkloadName) -> bool {
         self.changed.0.contains(workload)
     }
 
-    /// The same while its sidecar is not there with the new port or account.
+    /// True if it has changed and its sidecar is not connected yet with the new port or account.
     pub(crate) fn is_awaited(&self, workload: &Workload) -> bool {
         self.has_changed(&workload.name) && !self.is_registered(workload)
     }
 
-    /// The sidecar of a workload is there and listens so, or (`None`) is gone.
+    /// Sets the listen addresses of a workload's sidecar; `None` if it disconnected.
     pub(crate) fn listen(&mut self, name: &WorkloadName, listeners: Option<Listeners>) -> Touched {
         let mut touched = Touched::default();
         if !self.workloads.contains_key(name) {
@@ -60,7 +61,7 @@ impl Mesh {
         touched
     }
 
-    /// The change of a workload is no longer recent: requests do not wait for its sidecar.
+    /// Ends the wait for the sidecar of a changed workload: requests no longer wait for it.
     pub(crate) fn give_up(&mut self, name: &WorkloadName) -> Touched {
         let mut touched = Touched::default();
         if self.workload(name).is_some_and(|workload| self.is_awaited(workload)) {
@@ -70,7 +71,7 @@ impl Mesh {
         touched
     }
 
-    /// A workload changed, and its sidecar may not be the one of the new workload.
+    /// Removes a changed workload's sidecar if it may still be that of the old workload.
     pub(super) fn keep_sidecar(
         &mut self,
         name: &WorkloadName,
@@ -88,7 +89,7 @@ impl Mesh {
         if old.account != new.account {
             self.listening.remove(name);
         }
-        // A sidecar that the next change meets is not back yet: the mark stays.
+        // If another change follows before the sidecar reconnects, the mark stays.
         if has_sidecar && (old.account != new.account || old.ports != new.ports) {
             self.changed.0.insert(name.clone());
         }

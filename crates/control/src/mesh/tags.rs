@@ -1,4 +1,4 @@
-//! Tag rules, lanes, and which of them are for a service: the nearest that say something.
+//! Tag rules and lanes, and their lookup by service: the most specific scope with rules applies.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use leno_model::{
 
 use super::index::Index;
 
-/// All objects with tag rules, and what they are found by.
+/// All objects with tag rules, and their indexes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Tags {
     routes: BTreeMap<TagRouteName, TagRoute>,
@@ -23,14 +23,14 @@ pub(crate) struct Tags {
     asked: Asked,
 }
 
-/// What rules ask about callers, with how many objects do.
+/// The caller attributes that rules match, with the number of objects that use each.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Asked {
     objects: usize,
     tags: BTreeMap<String, usize>,
 }
 
-/// The traffic that rules are for, whatever the port.
+/// The scope of rules, for all ports.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scope {
     Service(ServiceName),
@@ -38,24 +38,24 @@ pub(crate) enum Scope {
     Mesh,
 }
 
-/// What a change of an object may have changed.
+/// The parts of the configuration that a change of an object affects.
 #[derive(Debug, Default)]
 pub(crate) struct Affected {
-    /// Rules for this traffic.
+    /// Scopes with changed rules.
     pub(crate) scopes: BTreeSet<Scope>,
-    /// Marks at the entrances of these services.
+    /// Services with changed marks at their ports.
     pub(crate) entrances: BTreeSet<ServiceName>,
-    /// What sidecars know of the workloads behind them.
+    /// True if the caller attributes in proxy configurations may change.
     pub(crate) callers: bool,
 }
 
 impl Asked {
-    /// Whether any rule asks anything.
+    /// True if any rule matches caller attributes.
     pub(crate) fn is_anything(&self) -> bool {
         self.objects > 0
     }
 
-    /// Whether a rule asks for this label.
+    /// True if a rule matches this label.
     pub(crate) fn is_asked(&self, label: &str) -> bool {
         self.tags.contains_key(label)
     }
@@ -94,10 +94,10 @@ impl Step {
     }
 }
 
-/// Questions.
+/// Queries.
 impl Tags {
-    /// The rules for a port of a service. Those by request and those by caller are found apart:
-    /// each from the nearest scope that has some, and a `TagRoute` before a `SermantRouteRule`.
+    /// Returns the rules for a port of a service. Rules by request and rules by caller are selected separately:
+    /// each from the most specific scope that has some, and a `TagRoute` before a `SermantRouteRule`.
     pub(crate) fn rules_for(&self, service: &ServiceName, port: u16) -> Option<Arc<TagRules>> {
         let scopes = [
             Scope::Service(service.clone()),
@@ -111,7 +111,7 @@ impl Tags {
         (!found.is_empty()).then(|| Arc::new(found))
     }
 
-    /// True for rules about requests to a service, about its namespace, or about all.
+    /// True for rules for a service, its namespace, or the mesh.
     pub(crate) fn is_about(&self, object: &ObjectKey, service: &ServiceName) -> bool {
         let namespace = Scope::Namespace(service.namespace.clone());
         let scopes = [Scope::Service(service.clone()), namespace, Scope::Mesh];
@@ -126,7 +126,7 @@ impl Tags {
         }
     }
 
-    /// What requests for a service are marked with at its entrance.
+    /// Returns the lane rules that mark requests received by a service.
     pub(crate) fn lanes_of(&self, service: &ServiceName) -> Vec<LaneRule> {
         let names = self.lanes_by_service.of(service);
         let mut lanes: Vec<&Lane> = names.filter_map(|name| self.lanes.get(name)).collect();
@@ -139,12 +139,12 @@ impl Tags {
         rules
     }
 
-    /// What rules ask about callers.
+    /// Returns the caller attributes that rules match.
     pub(crate) fn asked(&self) -> &Asked {
         &self.asked
     }
 
-    /// Whether there is an object of one of these kinds.
+    /// True if the object exists and is of one of these kinds.
     pub(crate) fn has(&self, key: &ObjectKey) -> bool {
         match key {
             ObjectKey::TagRoute(name) => self.routes.contains_key(name),
@@ -154,7 +154,7 @@ impl Tags {
         }
     }
 
-    /// All objects, in the order of their names within each kind.
+    /// Returns all objects, by name within each kind.
     pub(crate) fn objects(&self) -> impl Iterator<Item = Object> {
         let routes = self.routes.values().cloned().map(Object::TagRoute);
         let sermant = self.sermant.values().cloned().map(Object::SermantRouteRule);
@@ -162,22 +162,22 @@ impl Tags {
         routes.chain(sermant).chain(lanes)
     }
 
-    /// All `TagRoute`s, by name.
+    /// Returns all `TagRoute`s, by name.
     pub(crate) fn routes(&self) -> impl Iterator<Item = &TagRoute> {
         self.routes.values()
     }
 
-    /// All `SermantRouteRule`s, by name.
+    /// Returns all `SermantRouteRule`s, by name.
     pub(crate) fn sermant(&self) -> impl Iterator<Item = &SermantRouteRule> {
         self.sermant.values()
     }
 
-    /// All `Lane`s, by name.
+    /// Returns all `Lane`s, by name.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = &Lane> {
         self.lanes.values()
     }
 
-    /// The rules of all `TagRoute`s for this traffic.
+    /// Returns the rules of all `TagRoute`s of a scope.
     fn native(&self, scope: &Scope, port: u16) -> TagRules {
         let names = self.routes_by_scope.of(scope);
         let routes = names.filter_map(|name| self.routes.get(name));
@@ -188,7 +188,8 @@ impl Tags {
         TagRules::joined(routes)
     }
 
-    /// A key of a configuration centre has one value: that of the oldest object, then the first by name.
+    /// Returns the single value of a Sermant configuration key: that of the oldest object, then the first by
+    /// name.
     fn published(&self, scope: &Scope) -> Option<&(TagScope, SermantRules)> {
         let names = self.sermant_by_scope.of(scope);
         let objects = names.filter_map(|name| self.sermant.get(name));

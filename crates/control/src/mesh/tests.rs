@@ -1,4 +1,4 @@
-//! Tests of the mesh: what a change touches, and that it leaves nothing behind.
+//! Tests of the mesh: the affected set of changes, and removal without residue.
 
 use leno_model::{Name, Object, ObjectKey, TrafficMode};
 
@@ -111,7 +111,7 @@ spec:
     for object in [group.unwrap(), object(grant), object(split)] {
         let key = object.key();
         let touched = mesh.apply(Change::Upsert(object));
-        // The split itself is the same as before.
+        // The split itself is unchanged.
         let expected =
             if matches!(key, ObjectKey::TrafficSplit(_)) { &Touched::default() } else { &root };
         assert_eq!(touched, *expected, "{key}");
@@ -246,7 +246,7 @@ fn a_workload_that_changes_its_account_has_no_sidecar_until_one_comes_as_that() 
     assert!(touched.services.contains(&service("details")), "{touched:?}");
 }
 
-/// The port or account changes, and the sidecar is there again a moment later.
+/// The port or account changes, and the sidecar reconnects shortly after.
 #[test]
 fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
     let awaited = |mesh: &Mesh| {
@@ -280,13 +280,13 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
         let (mut mesh, touched) = change(changes);
         assert!(touched.services.contains(&service("reviews-v1")));
         assert_eq!(awaited(&mesh), (0, true));
-        // A sidecar that has not taken the change up yet.
+        // A sidecar that has not applied the change yet.
         mesh.listen(&name, listeners(1));
         assert_eq!(awaited(&mesh), (0, true));
         let touched = mesh.listen(&name, listeners(port));
         assert!(touched.services.contains(&service("reviews-v1")));
         assert_eq!(awaited(&mesh), (1, false));
-        // It was the former one on its way out, which had come back.
+        // The former sidecar had reconnected while it was shutting down.
         mesh.listen(&name, Some(Listeners::new()));
         assert_eq!(awaited(&mesh), (0, true));
         mesh.listen(&name, listeners(port));
@@ -294,12 +294,12 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
         mesh.listen(&name, None);
         assert_eq!(awaited(&mesh), (0, false));
 
-        // It never comes.
+        // It never reconnects.
         let (mut mesh, _) = change(changes);
         assert!(mesh.give_up(&name).services.contains(&service("reviews-v1")));
         assert_eq!(awaited(&mesh), (0, false));
 
-        // The change is withdrawn at once.
+        // The change is reverted at once.
         let (mut mesh, _) = change(changes);
         mesh.apply(Change::Upsert(Object::Workload(before.clone())));
         let endpoints = awaited(&mesh).0;

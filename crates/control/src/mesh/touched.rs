@@ -1,23 +1,23 @@
-//! Touched: what a change may have changed, in terms of who could notice.
+//! The affected set of a change: the parts of the configuration that may differ afterwards.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use leno_model::{ServiceAccount, ServiceName, Workload, WorkloadName};
 
-/// What a change may have changed. Never too little; too much costs a compilation whose equal
+/// The affected set of a change. It is never too small; a superset costs a compilation, and its unchanged
 /// output is not sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Touched {
-    /// Everything, for everybody.
+    /// All proxies and services.
     pub(crate) everybody: bool,
-    /// What these workloads' own sidecars know about them: plan and existence.
+    /// Workloads with a changed proxy configuration, or added or removed.
     pub(crate) workloads: BTreeSet<WorkloadName>,
-    /// How these services look, to whoever uses them.
+    /// Services with changed views, for all their clients.
     pub(crate) services: BTreeSet<ServiceName>,
-    /// How all services look to clients under these accounts.
+    /// Accounts of clients with changed views of all services.
     pub(crate) accounts: BTreeSet<ServiceAccount>,
-    /// What is at these addresses.
+    /// Changed address entries.
     pub(crate) addresses: BTreeSet<IpAddr>,
 }
 
@@ -35,7 +35,7 @@ impl Touched {
     }
 }
 
-/// Whether services look the same with either version of a workload behind them.
+/// True if services have the same views with either version of a workload.
 pub(super) fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
     match (old, new) {
         (Some(old), Some(new)) => {
@@ -46,7 +46,7 @@ pub(super) fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) ->
                 && old.ready == new.ready
                 && old.terminating == new.terminating
                 && old.weight == new.weight
-                // Names may stand for them.
+                // DNS records may contain the addresses.
                 && old.addresses().eq(new.addresses())
         }
         (None, None) => true,

@@ -1,4 +1,4 @@
-//! The whole page of the control plane, as a scraper sees it.
+//! The control plane's whole metrics page, as a scraper sees it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Sent, Tally};
 use crate::watch::Remarks;
 
-/// A control plane that has counted something of every kind.
+/// A control plane with a value for every metric.
 struct Busy {
     mesh: Mesh,
     audience: Audience,
@@ -107,7 +107,7 @@ impl Busy {
     }
 }
 
-/// Nobody is there any more, but two changes have been applied and one has not.
+/// No proxy is connected any more, but two changes have been applied and one has not.
 fn audience(times: Times, now: Instant) -> Audience {
     let mut audience = Audience::new(times, ChangeId(1));
     audience.tally = Tally {

@@ -1,4 +1,4 @@
-//! What the owner of the mesh tells: those who watch, and operators who ask.
+//! Responses of the mesh owner: watched values and operator queries.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,45 +17,45 @@ use crate::report::Report;
 use crate::scrape_targets::{self, Scraper};
 use crate::status::Status;
 
-/// What an operator wants to know.
+/// An operator query.
 #[derive(Debug)]
 pub(crate) enum Question {
     Certificates,
     /// Joins that were rejected.
     RejectedJoins,
-    /// What became of this change.
+    /// The progress of this change.
     Change(ChangeId),
     /// The newest changes.
     Changes,
-    /// What was of one service, route or edge.
+    /// The history of one service, route or edge.
     History(Subject),
-    /// All that is counted, also in these words.
+    /// All metrics as text, optionally with alias names.
     Metrics(Form, Option<Names>),
-    /// All that is counted, written down here.
+    /// All metrics, collected into these pages.
     Points(Box<Pages>),
-    /// All that is in force.
+    /// All objects in force.
     Objects,
     Policies,
     Proxies,
-    /// The addresses of all sidecars' metrics that a Prometheus there can reach.
+    /// The metrics addresses of all sidecars that this Prometheus can reach.
     ScrapeTargets(Scraper),
     Rejected,
     Routes,
     Services,
-    /// The stream of the sidecar of a workload.
+    /// The location of the stream of a workload's sidecar.
     Sidecar(WorkloadName),
     Status,
-    /// Rates of now.
+    /// Current rates.
     Traffic,
     Workloads,
 }
 
-/// What an operator is told.
+/// The response to an operator query.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Json(Value),
     Objects(Vec<Object>),
-    /// The metrics, in a form.
+    /// Metrics as text, in a format.
     Metrics(Form, String),
     Points(Box<Pages>),
     Sidecar(SidecarPlace),
@@ -64,13 +64,13 @@ pub(crate) enum Answer {
 /// The control plane that has the stream of a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SidecarPlace {
-    /// This one.
+    /// This control plane.
     Here(ConnectionId),
-    /// Another one, at this address if it is known.
+    /// Another control plane, with its address if known.
     Elsewhere(Option<SocketAddr>),
-    /// None that is known here.
+    /// No known control plane.
     Disconnected,
-    /// There is no such workload.
+    /// The workload does not exist.
     Unknown,
 }
 
@@ -98,7 +98,7 @@ impl Owner {
         self.publish_replaced(now);
     }
 
-    /// Publishes the workloads of the replaced sidecars that may join again.
+    /// Publishes the workloads with a replaced sidecar that may join again.
     fn publish_replaced(&self, now: Now) {
         let has_settled = self.start.settling() == Settling::No;
         let is_absent = |name: &WorkloadName| {
@@ -110,7 +110,7 @@ impl Owner {
         self.replaced.publish(is_absent, (self.times.grace, now.clock));
     }
 
-    /// Says where metrics are wanted now.
+    /// Publishes the current metrics destination.
     pub(super) fn want_metrics(&self) {
         let wanted = &self.mesh.config().sight.metrics;
         self.told.metrics.send_if_modified(|known| {

@@ -1,4 +1,4 @@
-//! Joining: with a token of ours, or as whoever somebody else says that the holder of a token is.
+//! Joins: with a token of this mesh, or with a token that a reviewer verifies.
 
 use leno_discovery::Joining;
 use leno_listen::Source;
@@ -9,8 +9,8 @@ use super::{Now, Owner};
 use crate::certify::{CertifyError, Reviewed, Target};
 use crate::review::Holder;
 
-/// A join with a token that names a workload which is not known like this yet: a new pod may join before the source has
-/// reported it.
+/// A pending join: its token names a workload that is not known in this form yet, since a new pod may join
+/// before the source has reported it.
 #[derive(Debug)]
 pub(crate) struct Applicant {
     joining: Joining,
@@ -19,12 +19,12 @@ pub(crate) struct Applicant {
     until: Instant,
 }
 
-/// The proof that a token is its holder's.
+/// The evidence that a token belongs to its holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Proof {
-    /// Its own text: it is reviewed once its workload is known.
+    /// The unverified text of the token: it is reviewed once its workload is known.
     Text,
-    /// A review.
+    /// A completed review.
     Review,
 }
 
@@ -32,7 +32,7 @@ impl Owner {
     pub(super) fn join(&mut self, joining: Joining, now: Now) {
         let Some(reviewer) = self.certifier.reviewer_of(&joining.token) else {
             let target = self.mesh.workload(&joining.workload);
-            // Told as little as any stranger.
+            // A revoked workload gets the same response as an unknown one.
             let target = target.filter(|it| !self.mesh.is_revoked(it)).map(Target::of);
             self.certifier.join(joining, target, now.wall);
             return;
@@ -50,7 +50,7 @@ impl Owner {
         }
     }
 
-    /// It is known whose a token is, or why not.
+    /// Processes the result of a token review.
     pub(super) fn reviewed(&mut self, reviewed: Reviewed, now: Now) {
         let Reviewed { joining, holder } = reviewed;
         match holder {
@@ -74,7 +74,7 @@ impl Owner {
         }
     }
 
-    /// Looks again whether the workloads of those who wait are known by now.
+    /// Checks again if the workloads of pending joins are known by now.
     pub(super) fn consider_all(&mut self, now: Now) {
         for applicant in std::mem::take(&mut self.applicants) {
             if applicant.joining.answer.is_closed() {
@@ -85,12 +85,12 @@ impl Owner {
         }
     }
 
-    /// When somebody has waited long enough.
+    /// Returns the time at which the first pending join times out.
     pub(super) fn patience_ends(&self) -> Option<Instant> {
         self.applicants.iter().map(|applicant| applicant.until).min()
     }
 
-    /// Accepts or refuses a join; returns one that may still wait for its workload, with the mismatch.
+    /// Accepts or rejects a join; returns one that may still wait for its workload, with the mismatch.
     fn consider(&mut self, applicant: Applicant, now: Now) -> Option<(Applicant, CertifyError)> {
         let found = self.mesh.workload(&applicant.holder.workload);
         match check(&applicant.holder, found) {
@@ -101,7 +101,7 @@ impl Owner {
         None
     }
 
-    /// The workload is known as the token says.
+    /// Accepts a join: its workload is known as the token describes it.
     fn accept(&mut self, applicant: Applicant, target: Target, now: Now) {
         let Applicant { joining, proof, .. } = applicant;
         match proof {
@@ -118,7 +118,7 @@ impl Owner {
         self.certifier.reject_join(joining, exists, error);
     }
 
-    /// Why a workload gets no certificate although it exists.
+    /// Returns the reason why an existing workload gets no certificate.
     fn revocation(&self, target: &Target) -> Option<CertifyError> {
         let found = self.mesh.workload(&target.name)?;
         if self.mesh.config().revoked.contains(&found.account) {
@@ -128,7 +128,7 @@ impl Owner {
         is_revoked.then(|| CertifyError::RevokedWorkload(found.name.clone()))
     }
 
-    /// Tokens that prove nothing yet wait in few places for each source.
+    /// True if there is room for a pending join; unverified tokens have few slots per source.
     fn has_room(&self, applicant: &Applicant) -> bool {
         if self.applicants.len() >= APPLICANTS_MAX {
             return false;
@@ -141,7 +141,7 @@ impl Owner {
     }
 }
 
-/// Compares the holder of a token with the workload of that name.
+/// Compares the subject of a token with the workload of that name.
 fn check(holder: &Holder, found: Option<&Workload>) -> Result<Target, CertifyError> {
     let workload = holder.workload.clone();
     let Some(found) = found else { return Err(CertifyError::Unseen(workload)) };
@@ -158,11 +158,11 @@ fn check(holder: &Holder, found: Option<&Workload>) -> Result<Target, CertifyErr
     }
 }
 
-/// The most joins that wait at once: a new deployment on many machines. Further ones have to try again.
+/// Maximum pending joins: a new deployment on many machines. Further joins must retry.
 const APPLICANTS_MAX: usize = 4096;
 
-/// Of these, the most with tokens that are not reviewed yet,
+/// Of these, the maximum with tokens that are not reviewed yet,
 const UNPROVED_MAX: usize = 1024;
 
-/// and of one source: the pods of a node that have its address.
+/// and per source: the pods of a node that share its address.
 const UNPROVED_PER_SOURCE: usize = 32;

@@ -1,4 +1,4 @@
-//! Claims: whether a proxy may speak for its workload, when it connects, renews, and whenever something changed.
+//! Checks that a proxy may act for its workload: when it connects or renews, and after every relevant change.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::publish::{Cause, Contact};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rejection {
     pub(super) reason: String,
-    /// Another sidecar joined as the workload after the certificate was issued.
+    /// True if another sidecar joined as the workload after the certificate was issued.
     is_replaced: bool,
 }
 
@@ -39,7 +39,7 @@ impl Owner {
         }
     }
 
-    /// A workload changed or is gone: its proxy may no longer be who it was.
+    /// Checks the proxy of a changed or removed workload: its identity may no longer be valid.
     pub(super) fn check_claim(&mut self, name: &WorkloadName, now: Now) {
         if self.mesh.workload(name).is_none() {
             self.presence.forget(name);
@@ -52,7 +52,7 @@ impl Owner {
         let peer = self.audience.contact(connection).map(|contact| contact.peer.clone());
         if let Some(Err(rejection)) = peer.map(|peer| self.claim(&peer, name)) {
             self.dismiss(connection, rejection.reason, now);
-            // It will not be back as who it was: there is no grace for it.
+            // It cannot return with the same identity: no grace period.
             self.presence.forget(name);
             self.listen(name, None, now);
         }
@@ -75,7 +75,7 @@ impl Owner {
         })
     }
 
-    /// Keeps the rejection of a stream for operators, and for the supervisor of the sidecar.
+    /// Records the rejection of a stream, for operators and for the sidecar's supervisor.
     pub(super) fn note_rejected(
         &mut self,
         workload: &WorkloadName,
@@ -89,10 +89,11 @@ impl Owner {
         }
     }
 
-    /// Lets a proxy take the place of the one that is connected for its workload, if one is, or says why not.
+    /// Lets a proxy replace the connected one of its workload, if any, or returns the reason against it.
     ///
-    /// One that connects again takes its own place, and a new process that of one that is gone without a word. A
-    /// process that comes back after it was displaced was not gone: there are two proxies, and the first keeps its place.
+    /// A reconnecting proxy replaces its own stream, and a new process that of a proxy that disappeared
+    /// silently. If a displaced process reconnects, it was not gone: there are two proxies, and the first keeps
+    /// its place.
     pub(super) fn contend(
         &mut self,
         newcomer: &mut Contact,
@@ -158,7 +159,7 @@ impl Owner {
         }
     }
 
-    /// The stream of a proxy lasts as long as the certificate that it got over that very stream.
+    /// Extends the stream of a proxy to the lifetime of the certificate that it got over this stream.
     pub(super) fn signed(&mut self, signed: &Signed, occasion: Occasion, now: Now) {
         let key = format!("{} {}", signed.id, signed.workload);
         if let Some(line) = self.logs.permit(key, now.clock.into_std()) {
@@ -167,7 +168,7 @@ impl Owner {
         }
         if occasion == Occasion::Join {
             self.replaced.forget(&signed.workload);
-            // A stream of a former registration ends.
+            // A stream of an earlier registration ends.
             self.check_claim(&signed.workload, now);
         }
         if let Occasion::Renewal(connection) = occasion
@@ -179,8 +180,9 @@ impl Owner {
     }
 }
 
-/// A proxy that lost its stream is back sooner, unless it is gone.
+/// A proxy that lost its stream reconnects sooner, unless it has ended.
 const RETURNS_WITHIN: Duration = Duration::from_secs(60);
 
-/// The time in which the first of two proxies keeps its place after its last return; the second one tries again every few seconds.
+/// The time for which the first of two proxies keeps its place after its last return; the second one retries
+/// every few seconds.
 const KEPT_FOR: Duration = Duration::from_secs(600);

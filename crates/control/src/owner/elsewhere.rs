@@ -1,4 +1,4 @@
-//! Sidecars that are connected to other control planes, and that move from one to another.
+//! Sidecars that are connected to other control planes, and their moves between control planes.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use leno_model::WorkloadName;
 use super::{Now, Owner, in_order};
 
 impl Owner {
-    /// Another control plane lists the sidecars that are with it now, and those that left.
+    /// Processes another control plane's report of sidecars that connected there or disconnected.
     pub(super) fn elsewhere(
         &mut self,
         peer: ConnectionId,
@@ -23,10 +23,10 @@ impl Owner {
             if let Some(connection) = self.audience.of_workload(&workload) {
                 let ours = self.audience.contact(connection).map_or(0, |contact| contact.session);
                 if ours >= session {
-                    // It came here since; the other will notice.
+                    // It has connected here since; the other control plane will notice.
                     continue;
                 }
-                // A stream has many ways to end without our noticing.
+                // A stream can end unnoticed in many ways.
                 let reason = "another control plane has a newer stream of this workload";
                 self.dismiss(connection, reason.to_owned(), now);
             } else {
@@ -39,7 +39,7 @@ impl Owner {
         }
     }
 
-    /// Nobody of ours is there: what another control plane says counts.
+    /// Applies another control plane's report for a workload without a stream here.
     pub(super) fn adopt(&mut self, workload: &WorkloadName, now: Now) {
         let Some((peer, Registration { listeners, .. })) = self.peers.holder(workload) else {
             return;
@@ -51,8 +51,8 @@ impl Owner {
         }
     }
 
-    /// A stream, ours or another control plane's, has this sidecar no more: whoever else has it
-    /// counts now, and if that is nobody, it may be on its way.
+    /// Handles the end of a sidecar's stream, here or at another control plane: another stream takes over if
+    /// there is one; otherwise the sidecar may be reconnecting.
     pub(super) fn succeed(&mut self, workload: &WorkloadName, former: ConnectionId, now: Now) {
         if self.audience.of_workload(workload).is_some() {
             return;
@@ -65,7 +65,7 @@ impl Owner {
         }
     }
 
-    /// Tells other control planes who is here, if any listens.
+    /// Publishes the sidecars connected here to other control planes, if any follows.
     pub(super) fn tell_peers(&self) {
         if self.told.here.receiver_count() == 0 {
             return;

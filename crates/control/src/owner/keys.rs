@@ -1,4 +1,4 @@
-//! Keys of issuers that are read elsewhere: whose are wanted, and what came of reading them.
+//! JWKS endpoints in use, and the results of their fetches.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::keys::{KeyNews, Reading};
 use crate::publish::Cause;
 
 impl Owner {
-    /// Says whose keys are wanted now.
+    /// Publishes the JWKS endpoints in use.
     pub(super) fn want_keys(&self) {
         let mesh = &self.mesh;
         self.told.keys.send_if_modified(|wanted| {
@@ -24,7 +24,7 @@ impl Owner {
         let KeyNews { source, reading } = news;
         let set = match reading {
             Reading::Changed(set) => Some(set),
-            // Somebody wants them again: they hold until they have been read again.
+            // The endpoint is in use again: its keys stay valid until the next fetch.
             Reading::Dropped if self.mesh.key_sources().any(|wanted| *wanted == source) => return,
             Reading::Dropped => None,
             Reading::Same | Reading::Failed(_) => return,

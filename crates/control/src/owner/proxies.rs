@@ -1,4 +1,4 @@
-//! Proxies connect, listen, reject resources and disconnect.
+//! Proxy events: connect, listen, reject resources and disconnect.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -68,8 +68,8 @@ impl Owner {
         let signed = Signed { workload: workload_of, id, instance, issued, not_after, edition };
         self.certifier.note(signed);
         self.presence.arrive(&workload, connection);
-        // One that has yet to learn its ports withdraws nothing: what was there before it stays
-        // until it says where it listens, or for the grace.
+        // A reconnected proxy without its ports yet withdraws nothing: the known addresses stay until it
+        // reports its own, or for the grace period.
         let serves = self.mesh.workload(&workload).is_some_and(|w| !w.ports.is_empty());
         if listeners.is_empty() && serves {
             if self.mesh.listeners(&workload).is_some() {
@@ -119,8 +119,8 @@ impl Owner {
     }
 }
 
-/// The highest number that a stream can have that arrives now: proxies number their streams by the time. A proxy
-/// with a higher one would keep out the later streams of its workload at other control planes.
+/// The highest session number of a stream that connects now: proxies number their streams by time. A proxy with
+/// a higher one would block later streams of its workload at other control planes.
 fn session_max(now: SystemTime) -> u64 {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

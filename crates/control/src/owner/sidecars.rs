@@ -1,4 +1,4 @@
-//! Facts about sidecars for the cluster that the control plane is in: rejected clients, and sidecars without a connection.
+//! Facts about sidecars for the control plane's cluster: rejected clients, and sidecars without a connection.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::Owner;
 use crate::publish::Settling;
 
 impl Owner {
-    /// Publishes the facts, while a part of the program reads them.
+    /// Publishes the facts while there is a receiver.
     pub(super) fn publish_sidecar_facts(&self) {
         if self.told.sidecar_facts.receiver_count() == 0 {
             return;
@@ -50,7 +50,7 @@ impl Owner {
         found
     }
 
-    /// A sidecar that has just lost its connection is not listed: it may be on its way to another control plane.
+    /// A sidecar that has just lost its connection is not listed: it may be moving to another control plane.
     fn connections(&self) -> Option<SidecarConnections> {
         if self.start.settling() == Settling::Yes {
             return None;

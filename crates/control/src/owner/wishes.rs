@@ -1,4 +1,4 @@
-//! What proxies want to know: services that they use, addresses and names that they ask for.
+//! Subscriptions of proxies: services, addresses and names.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::{Answered, Now, Owner};
 use crate::publish::{Contact, Progress};
 use crate::server::identity;
 
-/// All that a proxy wants as it connects.
+/// Returns all subscriptions in a proxy's `Hello`.
 pub(super) fn of(hello: &Hello) -> WantedChange {
     let added = Wanted {
         services: hello.services.iter().cloned().collect(),
@@ -19,8 +19,8 @@ pub(super) fn of(hello: &Hello) -> WantedChange {
 }
 
 impl Owner {
-    /// Takes the desired state of a proxy, and answers: even without services, since the plan is an
-    /// answer too.
+    /// Applies a proxy's subscription change, and responds: even without services, since the proxy
+    /// configuration is a response too.
     pub(super) fn want(
         &mut self,
         connection: ConnectionId,
@@ -54,7 +54,7 @@ impl Owner {
         }
     }
 
-    /// Goes on with an answer to a proxy that wants much at once, by a bounded amount of work.
+    /// Continues the response to a proxy with many new subscriptions, by a bounded amount of work.
     pub(super) fn satisfy(&mut self, connection: ConnectionId) -> Answered {
         match self.audience.prepare(connection, &self.mesh) {
             Progress::More => Answered::InSlices(connection),
@@ -69,14 +69,14 @@ impl Owner {
     }
 }
 
-/// Forgets what is not wanted any more: as much work as there is to forget, whatever is known.
+/// Removes subscriptions; the cost depends on the removed ones only, not on the size of the set.
 fn leave<T: Ord>(known: &mut BTreeSet<T>, unwanted: &BTreeSet<T>) {
     for one in unwanted {
         known.remove(one);
     }
 }
 
-/// Takes note of what is wanted, as far as there is room.
+/// Adds subscriptions, within the limit.
 fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: BTreeSet<T>, room: usize) -> bool {
     for one in wanted {
         if known.len() >= room {
@@ -87,5 +87,5 @@ fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: BTreeSet<T>, room: usize) -> bo
     true
 }
 
-/// A proxy that wants more than this in addition is answered in slices.
+/// A proxy that adds more subscriptions than this is served in slices.
 const AT_ONCE_MAX: usize = 128;

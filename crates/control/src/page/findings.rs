@@ -1,4 +1,4 @@
-//! The findings of `leno status` for browsers, collected once for all of them.
+//! The findings of `leno status` for browsers, collected once and shared by all of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Findings {
         Self { directory, latest: Mutex::default() }
     }
 
-    /// The findings as JSON. Browsers that query at the same time get the same ones.
+    /// Returns the findings as JSON. Concurrent requests share one result.
     pub(super) async fn answer(
         &self,
         questions: &Questions,
@@ -61,7 +61,7 @@ impl Findings {
         }
     }
 
-    /// The JSON at a path of the admin socket.
+    /// Returns the JSON at a path of the admin socket.
     async fn query(&self, questions: &Questions, path: String) -> Result<Value, Stopping> {
         let (path, query) = match path.split_once('?') {
             Some((path, query)) => (path, Some(query)),
@@ -81,5 +81,5 @@ impl Findings {
     }
 }
 
-/// Findings change within seconds at most; a page requests them every two seconds.
+/// The cache lifetime: findings change within seconds at most, and a page requests them every two seconds.
 const FRESH_FOR: Duration = Duration::from_secs(1);

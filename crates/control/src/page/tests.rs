@@ -1,4 +1,4 @@
-//! Who gets in, and what every answer carries.
+//! Access to the page, and the headers of every response.
 
 use tokio::sync::{mpsc, watch};
 
@@ -34,7 +34,6 @@ fn a_name_of_somebody_else_does_not_lead_here() {
     assert_eq!(outcome(None, &[host, ("host", "evil.example")], "/"), 400);
 }
 
-/// Finding F21 of issue 25.
 #[test]
 fn a_page_of_another_site_has_nothing_done_here() {
     let key = Key::new("secret".to_owned(), 80);
@@ -96,7 +95,7 @@ fn beyond_loopback_only_the_token_lets_in() {
     assert_eq!(response.headers().get(LOCATION).unwrap(), "/");
 }
 
-/// What a real connection to the page says.
+/// Returns the response of the page over a real connection.
 async fn ask(address: SocketAddr, request: &str) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -203,7 +202,8 @@ async fn live_requests_need_their_token(address: SocketAddr, live: &str) {
     }
 }
 
-/// It compiles the whole mesh: who comes, asks and goes is not to have more than one at work.
+/// An explanation compiles the whole mesh: a client that disconnects and reconnects may not have more than one
+/// running.
 #[tokio::test]
 async fn who_leaves_does_not_make_room_for_another_explanation() {
     let (questions, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<Answer>)>(1);
@@ -235,13 +235,12 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         _ = desk.explain("from=a/b") => panic!("it waits"),
         () = owner => {}
     }
-    // Whoever asked has gone.
+    // The client has disconnected.
     assert!(!explaining.is_idle());
     go_on.send(()).unwrap();
     explaining.idle().await;
 }
 
-/// Requirement 8 of issue 26.
 #[tokio::test]
 async fn it_keeps_its_address_over_a_restart_unless_that_is_taken() {
     let data = tempfile::tempdir().unwrap();
@@ -255,7 +254,7 @@ async fn it_keeps_its_address_over_a_restart_unless_that_is_taken() {
     assert_eq!(Page::open(any, data.path()).await.unwrap().address(), second);
 }
 
-/// A scraper knows the token of the last run. A file that is not the owner's alone is not trusted.
+/// A scraper has the token of the last run. A file with access for other users is not trusted.
 #[tokio::test]
 async fn beyond_loopback_it_keeps_its_token_over_a_restart() {
     let data = tempfile::tempdir().unwrap();
@@ -272,7 +271,7 @@ async fn beyond_loopback_it_keeps_its_token_over_a_restart() {
     assert_ne!(open().await, one);
 }
 
-/// Nothing of the page is fetched from elsewhere, and nothing needs what its policy forbids.
+/// The page loads nothing from elsewhere, and needs nothing that its policy forbids.
 #[test]
 fn the_files_keep_to_the_policy() {
     for (path, _, content) in FILES {
@@ -281,7 +280,7 @@ fn the_files_keep_to_the_policy() {
             assert!(!content.contains(foreign), "{path} has {foreign}");
         }
         let schemes = content.matches("http://").count();
-        // The name of a language, and an example of what to type.
+        // An XML namespace, and a sample input.
         let meant = ["http://www.w3.org/2000/svg", "http://ratings.bookinfo:9080/"];
         let meant: usize = meant.iter().map(|text| content.matches(text).count()).sum();
         assert_eq!(schemes, meant, "{path} names another site");

@@ -1,4 +1,4 @@
-//! One proxy as the control plane knows it: who it is, what it uses, what it was told.
+//! Per-proxy state of the control plane: identity, subscriptions, and sent configuration.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -17,48 +17,48 @@ use crate::compile::World;
 #[derive(Debug)]
 pub(crate) struct Contact {
     pub(crate) workload: WorkloadName,
-    /// Who it is, as its certificate says.
+    /// Its identity, by its certificate.
     pub(crate) peer: Peer,
     pub(crate) subscriptions: BTreeSet<ServiceName>,
-    /// The addresses that it wants to know of.
+    /// The addresses that it queried.
     pub(crate) addresses: BTreeSet<IpAddr>,
-    /// The names that it looked up.
+    /// The names that it queried.
     pub(crate) names: BTreeSet<ServiceName>,
-    /// When its last certificate expires: it may not outlive that.
+    /// The expiry of its last certificate, and thus of its stream.
     pub(crate) expires: SystemTime,
     pub(crate) since: Instant,
     pub(crate) admin: Option<SocketAddr>,
-    /// The address that it reports in place of one of its own: no tool is to connect to it.
+    /// The reported admin address if it is not the proxy's own: tools must not connect to it.
     pub(crate) foreign_admin: Option<SocketAddr>,
     pub(crate) pid: u32,
     pub(crate) version: String,
-    /// The number of its stream among all of its workload.
+    /// The number of its stream among all streams of its workload.
     pub(crate) session: u64,
-    /// The number of its process; 0 when it does not say.
+    /// The number of its process; 0 if not reported.
     pub(crate) process: u64,
-    /// The process of the proxy that it displaced, and when.
+    /// The process of the proxy that it displaced, and the time.
     pub(crate) displaced: Option<(u64, Instant)>,
-    /// Until when other processes do not take its place: two were there at the same time.
+    /// The time until which other processes cannot take its place: two were connected at once.
     pub(crate) kept_until: Option<Instant>,
-    /// Which signer and which roots its certificate is of.
+    /// The CA generation of its certificate.
     pub(crate) edition: u64,
-    /// The cost of its world when it was last compiled, in the units of budgets.
+    /// The cost of its last compiled configuration, in budget units.
     pub(crate) world_units: u64,
-    /// What it was last told.
+    /// The configuration that was sent last.
     pub(crate) offered: Option<Update>,
-    /// Which endpoints it was told to keep, if it has them.
+    /// Endpoints that it was instructed to keep, if it has them.
     doubt: Doubt,
     /// The newest change up to which it has applied everything.
     pub(crate) applied: Option<ChangeId>,
-    /// When it last said so.
+    /// The time of its last acknowledgment.
     pub(crate) applied_at: Option<Instant>,
-    /// What it was sent since it last had applied everything.
+    /// Bytes sent since it last had applied everything.
     pub(crate) unsettled_bytes: u64,
-    /// How many resources are held back because it refused them.
+    /// The number of resources held back after it rejected them.
     pub(crate) refused: usize,
-    /// Its last refusals, newest last.
+    /// Its last rejections, newest last.
     pub(crate) refusals: VecDeque<Refusal>,
-    /// Its state for operators, as it reports it.
+    /// Its reported state, for operators.
     pub(crate) report: ProxyReport,
     standing: watch::Sender<Standing>,
 }
@@ -96,7 +96,7 @@ impl Contact {
         }
     }
 
-    /// Tells it of a world and of the doubts about that, unless both equal what it was told last.
+    /// Sends it a configuration and the uncertain endpoints, unless both equal the last ones sent.
     pub(crate) fn offer(&mut self, (world, doubt): (World, Doubt), change: ChangeId) -> Offered {
         let World { mut snapshot, absent } = world;
         if let Some(last) = &self.offered {
@@ -117,7 +117,7 @@ impl Contact {
         Offered::New
     }
 
-    /// Notes that it applied everything up to `change`, but for what it refuses.
+    /// Records that it applied everything up to `change`, except the resources that it rejected.
     pub(crate) fn applied(&mut self, change: ChangeId, refused: usize, now: Instant) {
         self.applied = Some(change);
         self.applied_at = Some(now);
@@ -134,31 +134,31 @@ impl Contact {
         }
     }
 
-    /// Whether it has not yet applied what it was last told.
+    /// True if it has not yet applied the last update (out of sync).
     pub(crate) fn is_behind(&self) -> bool {
         let offered = self.offered.as_ref().map(|update| update.change);
         offered.is_some() && self.applied < offered
     }
 
-    /// Ends the connection, for this reason.
+    /// Ends the connection with this reason.
     pub(crate) fn dismiss(self, reason: String) {
         self.standing.send_replace(Standing::Goodbye(reason));
     }
 
-    /// Whether the connection ended without a word.
+    /// True if the connection ended silently.
     pub(crate) fn is_gone(&self) -> bool {
         self.standing.is_closed()
     }
 }
 
-/// What came of telling a proxy.
+/// The result of offering a configuration to a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offered {
-    /// It was told something new.
+    /// An update was sent.
     New,
-    /// It knows already.
+    /// The proxy has it already.
     Same,
 }
 
-/// How many refusals are remembered for a proxy.
+/// Maximum rejections kept per proxy.
 const REFUSALS_MAX: usize = 16;

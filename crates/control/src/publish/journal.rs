@@ -1,4 +1,4 @@
-//! The journal: what each of the last changes was, and in which round it went out.
+//! The change log: recent changes, and the push that sent each of them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,31 +7,31 @@ use leno_discovery::ChangeId;
 use leno_model::{Change, KeySource, ObjectKey, WorkloadName};
 use tokio::time::Instant;
 
-/// Where a change came from.
+/// The cause of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// One object of the files was written or removed.
+    /// One object was written or removed.
     Object(ObjectKey, Edit),
-    /// Several objects of the files at once: their number, and the first of them.
+    /// Several objects at once: their number, and the first of them.
     Objects(usize, ObjectKey, Edit),
-    /// The sidecar of this workload listens, or listens elsewhere.
+    /// The sidecar of this workload reported its listeners, or changed them.
     Listens(WorkloadName),
-    /// The keys of an issuer, read there, are others.
+    /// The keys of this JWKS endpoint changed.
     Keys(KeySource),
-    /// Certificates are signed by another authority, or with other roots.
+    /// The signing authority or the roots changed.
     Authority,
-    /// Workloads were revoked by `leno revoke`, or are members again.
+    /// Workloads were revoked by `leno revoke`, or reinstated.
     Revoked,
-    /// The sidecar of this workload is gone, or has withdrawn.
+    /// The sidecar of this workload disconnected, or withdrew its listeners.
     Gone(WorkloadName),
 }
 
-/// The edit of an object: of a file, or of the API server.
+/// An edit of an object, in a file or in the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Edit {
-    /// It is new, or says something else.
+    /// Added or changed.
     Written,
-    /// It is gone.
+    /// Removed.
     Removed,
 }
 
@@ -73,25 +73,25 @@ impl fmt::Display for Cause {
     }
 }
 
-/// A change as it was taken in.
+/// A recorded change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Noted {
     pub(crate) id: ChangeId,
     pub(crate) cause: Cause,
-    /// When its source first knew of it: for files, the first event of the file system.
+    /// The time at which its source noticed it: for files, the first file system event.
     pub(crate) noticed: Instant,
-    /// When the owner of the mesh took it in.
+    /// The time at which the mesh owner processed it.
     pub(crate) seen: Instant,
 }
 
-/// The last changes.
+/// Recent changes.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     noted: VecDeque<Noted>,
 }
 
 impl Journal {
-    /// Keeps a change; the oldest is forgotten when there are too many.
+    /// Adds a change; evicts the oldest at the limit.
     pub(crate) fn note(&mut self, noted: Noted) {
         if self.noted.len() == NOTED_MAX {
             self.noted.pop_front();
@@ -99,19 +99,19 @@ impl Journal {
         self.noted.push_back(noted);
     }
 
-    /// A change by its number.
+    /// Returns a change by its number.
     pub(crate) fn find(&self, id: ChangeId) -> Option<&Noted> {
         let at = self.noted.binary_search_by(|noted| noted.id.cmp(&id)).ok()?;
         self.noted.get(at)
     }
 
-    /// The newest changes, newest first.
+    /// Returns the changes, newest first.
     pub(crate) fn newest(&self) -> impl Iterator<Item = &Noted> {
         self.noted.iter().rev()
     }
 
-    /// How many of the changes that are kept came after one and up to another: those of a round
-    /// are what came since the round before.
+    /// Returns the number of recorded changes after one and up to another: a push contains the changes since
+    /// the previous push.
     pub(crate) fn together(&self, after: ChangeId, until: ChangeId) -> usize {
         let first = self.noted.partition_point(|noted| noted.id <= after);
         let end = self.noted.partition_point(|noted| noted.id <= until);
@@ -119,7 +119,7 @@ impl Journal {
     }
 }
 
-/// Changes that are kept: ten seconds of a storm, a day of an ordinary mesh.
+/// Maximum changes kept: ten seconds of a burst, a day of an ordinary mesh.
 const NOTED_MAX: usize = 2048;
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
         let start = Instant::now();
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
         for id in 0..NOTED_MAX as u64 + 10 {
-            // Numbers have gaps: answers to subscriptions take some.
+            // Numbers have gaps: responses to subscriptions use some.
             let seen = start + Duration::from_millis(id);
             let cause = Cause::Listens(workload.clone());
             journal.note(Noted { id: ChangeId(3 * id), cause, noticed: start, seen });

@@ -1,4 +1,4 @@
-//! Rounds: how long it takes from a change until the last proxy that it concerns has applied it.
+//! Pushes: the time from a change until the last affected proxy has applied it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -7,29 +7,29 @@ use leno_discovery::{ChangeId, ConnectionId};
 use leno_telemetry::Histogram;
 use tokio::time::Instant;
 
-/// Changes that were sent out together, and what became of them.
+/// Changes that were sent together, and their progress.
 #[derive(Debug, Clone)]
 pub(crate) struct Round {
-    /// The newest of the changes before these.
+    /// The newest change before this push.
     pub(crate) after: ChangeId,
-    /// The newest of these.
+    /// The newest change of this push.
     pub(crate) change: ChangeId,
     pub(crate) sent: Instant,
-    /// How many proxies may be concerned, and how many of them were told something new.
+    /// Proxies that may be affected, and those that received an update.
     pub(crate) concerned: usize,
     pub(crate) told: usize,
-    /// What those were sent that have applied it.
+    /// Bytes of the updates that were applied.
     pub(crate) bytes: u64,
     pub(crate) refused: u64,
-    /// Who was told and has not applied it yet.
+    /// Proxies that have not applied the update yet.
     pub(crate) waiting: BTreeSet<ConnectionId>,
-    /// When the last one applied it, so far.
+    /// The time of the last acknowledgment so far.
     pub(crate) last_applied: Option<Instant>,
-    /// When each of its changes was seen.
+    /// The time at which each of its changes was seen.
     seen: Vec<Instant>,
 }
 
-/// Whom changes concern, when they are sent.
+/// The proxies of a push, when it is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) at: Instant,
@@ -38,23 +38,23 @@ pub(crate) struct Sent {
     pub(crate) waiting: BTreeSet<ConnectionId>,
 }
 
-/// What became of the newest change.
+/// The progress of the newest change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) change: ChangeId,
     pub(crate) seen: Instant,
-    /// How many proxies it concerns, and how many of them have applied it.
+    /// Affected proxies, and those of them that have applied it.
     pub(crate) concerned: usize,
     pub(crate) applied: usize,
-    /// How long it took until all had; `None` while some have not.
+    /// The time until all had applied it; `None` while some have not.
     pub(crate) converged: Option<Duration>,
 }
 
-/// The last rounds, those that are not over among them, and how long changes took.
+/// Recent pushes, including those in progress, and convergence times.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     kept: VecDeque<Round>,
-    /// How many of them somebody is still waited for.
+    /// Pushes with outstanding acknowledgments.
     open: usize,
     newest: ChangeId,
     latest: Option<Progress>,
@@ -62,7 +62,7 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// A round begins: changes seen at `seen`, the newest `change`, were sent.
+    /// Starts a push of the changes seen at `seen`, up to `change`.
     pub(crate) fn begin(&mut self, change: ChangeId, seen: Vec<Instant>, sent: Sent) {
         let Some(last) = seen.last().copied() else {
             return;
@@ -90,19 +90,19 @@ impl Rounds {
             seen,
         });
         while self.open > OPEN_ROUNDS_MAX || self.kept.len() > ROUNDS_MAX {
-            // Some proxy answers to nothing; its own status says so.
+            // Some proxy does not acknowledge; its own status shows that.
             let Some(oldest) = self.kept.pop_front() else { break };
             self.open -= usize::from(!oldest.waiting.is_empty());
         }
     }
 
-    /// A proxy has applied all that it was told, in so many bytes, or is gone.
+    /// Handles an acknowledgment of all updates, with their bytes, or a disconnect.
     pub(crate) fn settle(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
         if self.open == 0 {
             return;
         }
         let mut bytes = bytes;
-        // The newest round first: what came at once is counted with that.
+        // The newest push first: an acknowledgment of several counts its bytes there.
         for round in self.kept.iter_mut().rev() {
             if !round.waiting.remove(&connection) {
                 continue;
@@ -128,7 +128,7 @@ impl Rounds {
         }
     }
 
-    /// A proxy refused something of what it was told last.
+    /// Counts a NACK for a proxy's last update.
     pub(crate) fn refuse(&mut self, connection: ConnectionId) {
         let mut rounds = self.kept.iter_mut().rev();
         if let Some(round) = rounds.find(|round| round.waiting.contains(&connection)) {
@@ -136,38 +136,38 @@ impl Rounds {
         }
     }
 
-    /// The round that a change went out with, while it is remembered.
+    /// Returns the push of a change, while it is kept.
     pub(crate) fn of(&self, id: ChangeId) -> Option<&Round> {
         let at = self.kept.partition_point(|round| round.change < id);
         self.kept.get(at).filter(|round| round.after < id)
     }
 
-    /// Since when a proxy has not applied what a change told it.
+    /// Returns the time since which a proxy has not applied an update.
     pub(crate) fn awaited_since(&self, connection: ConnectionId) -> Option<Instant> {
         let mut rounds = self.kept.iter();
         rounds.find(|round| round.waiting.contains(&connection)).map(|round| round.sent)
     }
 
-    /// How many rounds somebody is still waited for.
+    /// Returns the number of pushes with outstanding acknowledgments.
     pub(crate) fn open(&self) -> usize {
         self.open
     }
 
-    /// What became of the newest change, if there was any.
+    /// Returns the progress of the newest change, if there was any.
     pub(crate) fn latest(&self) -> Option<Progress> {
         self.latest
     }
 
-    /// How long changes took that concerned somebody.
+    /// Returns the convergence times of changes that affected proxies.
     pub(crate) fn convergence(&self) -> &Histogram {
         &self.convergence
     }
 }
 
-/// Rounds that somebody is still waited for; the oldest is given up.
+/// Maximum pushes with outstanding acknowledgments; beyond it, the oldest is abandoned.
 const OPEN_ROUNDS_MAX: usize = 64;
 
-/// Rounds that are remembered for whoever asks what became of a change.
+/// Maximum pushes kept for queries about a change.
 const ROUNDS_MAX: usize = 512;
 
 #[cfg(test)]
@@ -218,7 +218,7 @@ mod tests {
             [1, 3, 4, 7, 9, 10].map(of),
             [Some(3), Some(3), Some(7), Some(7), Some(9), None]
         );
-        // What a proxy applied at once counts with the newest, and what it refuses too.
+        // Updates that are applied together count with the newest, and so do rejections.
         rounds.refuse(ConnectionId(1));
         rounds.settle(ConnectionId(1), 50, now);
         let told = |id| rounds.of(ChangeId(id)).map(|round| (round.bytes, round.refused));

@@ -1,4 +1,4 @@
-//! Tests of publishing: who hears of what, when, and that nobody ever misses anything.
+//! Tests of publication: recipients, timing, and completeness.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::fixture::{
 };
 use crate::mesh::Listeners;
 
-/// An audience, and what each of its members was told.
+/// An audience, and the updates sent to each proxy.
 struct Theatre {
     mesh: Mesh,
     audience: Audience,
@@ -29,7 +29,7 @@ impl Theatre {
         Self { mesh, audience, heard: BTreeMap::new(), now: Instant::now() }
     }
 
-    /// The proxy of a workload connects and subscribes.
+    /// Connects the proxy of a workload with subscriptions.
     fn enter(&mut self, name: &WorkloadName, services: &[&str]) {
         let connection = ConnectionId(self.heard.len() as u64 + 1);
         let (standing, heard) = watch::channel(Standing::Pending);
@@ -83,7 +83,7 @@ impl Theatre {
         while self.audience.publish(&self.mesh, Settling::No, self.now) == Progress::More {}
     }
 
-    /// What a workload was last told.
+    /// Returns the last update of a workload.
     fn told(&self, name: &str) -> Option<Update> {
         match &*self.heard[&workload(name)].1.borrow() {
             Standing::Offer(update) | Standing::Partial(update, _) => Some(update.clone()),
@@ -92,7 +92,7 @@ impl Theatre {
         }
     }
 
-    /// Which workloads' endpoints a workload was told to keep.
+    /// Returns the workloads with endpoints that a workload was instructed to keep.
     fn kept(&self, name: &str) -> Vec<String> {
         match &*self.heard[&workload(name)].1.borrow() {
             Standing::Partial(_, doubt) => {
@@ -102,7 +102,7 @@ impl Theatre {
         }
     }
 
-    /// Who was told something since the last time.
+    /// Returns the workloads with new updates since the last call.
     fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
         for (name, (_, heard)) in &mut self.heard {
@@ -115,7 +115,7 @@ impl Theatre {
     }
 }
 
-/// Bookinfo with all its proxies; the stranger uses details, productpage reviews.
+/// Bookinfo with all its proxies; the workload `stranger` uses details, productpage uses reviews.
 fn bookinfo(yaml: &str) -> Theatre {
     let mut theatre = Theatre::new(mesh(yaml));
     for (name, services) in [
@@ -244,7 +244,7 @@ fn while_sidecars_come_back_all_that_is_certain_is_told_and_the_rest_is_kept() {
     let reviews = &services(&theatre).services[&service("reviews")];
     assert_eq!(reviews.ports[&9080].endpoints.len(), 1);
 
-    // A sidecar that says that it serves nothing any more is believed at once.
+    // A sidecar's report without listeners is applied at once.
     theatre.listen("reviews-v1-1", Some(Listeners::new()));
     theatre.audience.publish(&theatre.mesh, Settling::Yes, theatre.now);
     assert_eq!(theatre.kept("productpage-1"), ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]);
@@ -272,12 +272,12 @@ fn listening(port: u16) -> Listeners {
     Listeners::from([(port, SocketAddr::from(([127, 0, 0, 1], port)))])
 }
 
-/// One of a few addresses, so that services and workloads take them from each other.
+/// Returns one of a few addresses, so that services and workloads take them over from each other.
 fn address(dice: &mut Dice) -> IpAddr {
     IpAddr::from([10, 0, 0, u8::try_from(dice.below(6)).unwrap()])
 }
 
-/// Gives what comes with a change an address, mostly.
+/// Usually sets an address on the object of a change.
 fn settle(change: &mut Change, dice: &mut Dice) {
     match change {
         Change::Upsert(Object::Service(service)) if dice.below(3) > 0 => {
@@ -290,8 +290,8 @@ fn settle(change: &mut Change, dice: &mut Dice) {
     }
 }
 
-/// Random changes, each told to those whom it concerns: afterwards everybody knows exactly what
-/// a compilation from nothing says, and the mesh is what it would be if it were built at once.
+/// Random changes, each published to the affected proxies: afterwards every proxy has exactly the result of a
+/// full compilation, and the mesh equals one built at once.
 fn simulate(seed: u64) {
     let mut dice = Dice::new(seed);
     let mut theatre = Theatre::new(mesh(&strict("")));
@@ -347,7 +347,7 @@ fn nobody_misses_anything_whatever_changes() {
     }
 }
 
-/// Services without any workload at addresses 10.96.*.*, and a proxy that asks for all of them.
+/// Services without workloads at addresses 10.96.*.*, and a proxy that queries all of them.
 fn outside(services: u16) -> Theatre {
     let mut theatre = Theatre::new(mesh(BOOKINFO));
     let mut asked = BTreeSet::new();
@@ -374,7 +374,7 @@ fn addresses_of_services_without_sidecars_are_looked_into_once() {
     assert!(compiled >= 300);
     for _ in 0..50 {
         theatre.answer("stranger-1", Settling::No);
-        // A change of something else sweeps the views.
+        // An unrelated change sweeps the views.
         theatre.listen("details-1", Some(listening(80)));
         theatre.listen("details-1", Some(listening(81)));
         theatre.publish();
@@ -429,7 +429,7 @@ fn a_change_that_concerns_many_is_sent_in_slices() {
     assert!((4..100).contains(&slices), "{slices}");
     assert_eq!(theatre.news().len(), many.len());
     assert_eq!(theatre.audience.due(), 0);
-    // All of them are one round.
+    // All of them are one push.
     let id = theatre.audience.newest();
     let round = theatre.audience.rounds.of(id).unwrap();
     assert_eq!((round.told, round.waiting.len()), (many.len(), many.len()));
@@ -446,7 +446,7 @@ fn what_a_change_of_listeners_costs_grows_with_its_clients() {
     theatre.listen("reviews-v1-1", Some(listening(2)));
     let more = theatre.audience.work() - before;
     assert!(more > few, "{few}, {more}");
-    // Proxies that are due already cost nothing more.
+    // Proxies that are pending already cost nothing more.
     let before = theatre.audience.work();
     theatre.listen("reviews-v1-1", Some(listening(3)));
     assert_eq!(theatre.audience.work(), before);

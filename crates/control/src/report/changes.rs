@@ -1,4 +1,4 @@
-//! What became of changes: from where they came from to the last proxy that applied them.
+//! Progress of changes: from their cause to the last proxy that applied them.
 
 use leno_discovery::ChangeId;
 
@@ -7,12 +7,12 @@ use crate::publish::{Noted, Round};
 use crate::status::ChangeReport;
 
 impl Report<'_> {
-    /// A change by its number; `None` when it is not known, or no longer.
+    /// Returns a change by its number; `None` if it is not known, or no longer kept.
     pub(crate) fn change(&self, id: ChangeId) -> Option<ChangeReport> {
         self.audience.journal.find(id).map(|noted| self.followed(noted))
     }
 
-    /// The newest changes, newest first.
+    /// Returns the newest changes, newest first.
     pub(crate) fn changes(&self) -> Vec<ChangeReport> {
         let newest = self.audience.journal.newest().take(LISTED_MAX);
         newest.map(|noted| self.followed(noted)).collect()
@@ -22,7 +22,7 @@ impl Report<'_> {
         let Noted { id, cause, noticed, seen } = noted;
         let round = self.audience.rounds.of(*id);
         let after = |at: tokio::time::Instant| milliseconds(at.duration_since(*noticed));
-        // Until everybody has applied it there is no last.
+        // There is no last acknowledgment until all proxies have applied it.
         let applied = round.filter(|round| round.waiting.is_empty());
         let pending = self.audience.rounds.latest().is_none_or(|latest| latest.change < *id);
         ChangeReport {
@@ -52,8 +52,8 @@ impl Report<'_> {
     }
 }
 
-/// Changes in a listing.
+/// Maximum changes in a listing.
 const LISTED_MAX: usize = 64;
 
-/// Workloads that are named for a change.
+/// Maximum workloads listed for a change.
 const WAITING_MAX: usize = 16;

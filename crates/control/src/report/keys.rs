@@ -1,4 +1,4 @@
-//! Keys of issuers that cannot be read, as remarks about the rules that name them.
+//! Failed JWKS fetches, as diagnostics of the rules that name the endpoint.
 
 use leno_model::{Guard, KeySource, ObjectKey, Required, ServicePolicy};
 use leno_registry::{Place, Warning};
@@ -8,7 +8,7 @@ use crate::keys::sources;
 use crate::status::MissingKeysStatus;
 
 impl Report<'_> {
-    /// How many places keys are read from, and how many of them are without any.
+    /// Returns the number of JWKS endpoints, and of those without keys.
     pub(crate) fn key_sources(&self) -> (usize, usize) {
         let without = self.mesh.key_sources().filter(|source| !self.mesh.has_keys(source));
         (self.mesh.key_sources().count(), without.count())
@@ -22,7 +22,8 @@ impl Report<'_> {
         })
     }
 
-    /// The keys of a policy that could not be read so far: a first reading that is in progress is no failure yet.
+    /// Returns the keys of a policy that could not be read so far: a first fetch in progress is not a failure
+    /// yet.
     pub(super) fn missing_keys(&self, policy: &ServicePolicy) -> Option<MissingKeysStatus> {
         let Some(Guard::Tokens(rule)) = policy.rule.guard() else { return None };
         let missing = sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));

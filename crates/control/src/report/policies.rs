@@ -1,4 +1,4 @@
-//! Policies as operators are told of them.
+//! Status of policies, for operators.
 
 use std::collections::BTreeSet;
 
@@ -93,7 +93,7 @@ impl Report<'_> {
         }
     }
 
-    /// In force are its names: who writes the Secret, if anybody, says so in its status.
+    /// Its names are in force; the status of the Secret is reported by the component that writes it.
     fn access_cert(&self, cert: &AccessCert) -> PolicyStatus {
         let own = &self.mesh.config().trust_domain;
         let sponsor = Sponsor::Namespace(&cert.name.namespace);
@@ -197,7 +197,7 @@ impl Report<'_> {
         }
     }
 
-    /// The endpoints without a sidecar that are left out because of a policy, as a sentence for its author.
+    /// Returns the unmeshed endpoints that are left out because of a policy, as a sentence for its author.
     pub(super) fn left_out(&self, policy: &ObjectKey) -> impl Iterator<Item = String> + use<> {
         let pods: Vec<String> =
             left_out(self.mesh, policy).into_iter().map(ToString::to_string).collect();
@@ -244,9 +244,9 @@ impl Report<'_> {
     }
 }
 
-/// The most endpoints named in one sentence.
+/// Maximum endpoints in one sentence.
 const LEFT_OUT_MAX: usize = 3;
-/// Why a policy that allows decides nothing.
+/// The reason why an allow policy has no effect in mode `permissive`.
 const PERMISSIVE: &str = "permissive: everybody is let in";
-/// Why a policy of no workload decides nothing.
+/// The reason why a policy without workloads has no effect.
 const NOBODY: &str = "no workload is there that it is about";

@@ -1,4 +1,4 @@
-//! Policies of services and rules about tags, as operators are told of them.
+//! Status of service policies and tag rules, for operators.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ impl Report<'_> {
         }
     }
 
-    /// Rules about tags, and lanes.
+    /// Returns the status of tag rules and lanes.
     pub(super) fn tag_rules(&self) -> impl Iterator<Item = PolicyStatus> {
         let tags = self.mesh.tags();
         let routes = tags.routes().map(|route| self.tag_route(route));
@@ -112,7 +112,7 @@ impl Report<'_> {
         }
     }
 
-    /// The effect of an object at the ports that its rules are for; the objects that decide instead go to `others`.
+    /// Returns the effect of an object at the ports of its scope; overriding objects are added to `others`.
     fn effect_of_tags(
         &self,
         own: &ObjectKey,
@@ -180,7 +180,7 @@ impl Report<'_> {
         }
     }
 
-    /// The reason for a lane to mark no request at any port of its service.
+    /// Returns the reason why a lane marks no request at any port of its service.
     fn idle_lane(&self, lane: &Lane) -> Option<Idle> {
         let service = self.mesh.service(&lane.service)?;
         let effects = TagEffects { marks: true, ..TagEffects::default() };
@@ -191,17 +191,17 @@ impl Report<'_> {
     }
 }
 
-/// The effect of rules about tags where they decide.
+/// The effect of tag rules in their scope.
 enum TagEffect {
-    /// They have one, at some port at least.
+    /// They apply at one port at least.
     Decides,
-    /// They have none: the first reason.
+    /// They have no effect, for the first reason found.
     Idle(Idle),
-    /// They decide at no port.
+    /// They apply at no port.
     Nowhere,
 }
 
-/// The rules of a policy that have names.
+/// Returns the rules of a policy that have names.
 fn rules(rule: &ServiceRule) -> Vec<String> {
     match rule {
         ServiceRule::FaultInjection(rules) => rules.iter().map(|it| it.name.clone()).collect(),

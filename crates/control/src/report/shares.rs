@@ -1,4 +1,4 @@
-//! What operators are told about splits and TCP routes.
+//! Status of splits and TCP routes, for operators.
 
 use leno_model::{GatewayTcpRoute, RouteKind, ServiceName, TrafficSplit};
 
@@ -38,7 +38,7 @@ impl Report<'_> {
         status
     }
 
-    /// What keeps a backend from taking its share.
+    /// Returns the problems that keep a backend from receiving its share.
     fn backend(&self, split: &TrafficSplit, backend: &ServiceName) -> Vec<String> {
         if !self.mesh.may_lead((RouteKind::Split, &split.name), backend) {
             return vec![format!("no ReferenceGrant permits the Service {backend}")];
@@ -53,5 +53,5 @@ impl Report<'_> {
     }
 }
 
-/// The only parent of a split.
+/// The index of a split's only parent.
 const FIRST: usize = 0;

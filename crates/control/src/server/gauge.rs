@@ -1,4 +1,4 @@
-//! What goes over the wire: bytes each way, connections refused and points pushed, counted by all, read by one.
+//! Connection metrics: bytes each way, rejected connections and exported points.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use leno_model::Reason;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Sums over all connections since the start.
+/// Totals over all connections since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
     sent: AtomicU64,
@@ -22,22 +22,22 @@ pub(crate) struct Gauges {
 }
 
 impl Gauges {
-    /// Bytes sent to proxies, before encryption.
+    /// Returns the bytes sent to proxies, before encryption.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Bytes received from proxies, after decryption.
+    /// Returns the bytes received from proxies, after decryption.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Connections that ended badly, by reason.
+    /// Returns failed connections, by reason.
     pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Half-open connections that were ended to make room for others.
+    /// Returns the number of evicted half-open connections.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
@@ -46,7 +46,7 @@ impl Gauges {
         self.evicted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Points of metrics that a collector took, and that none took.
+    /// Returns the metric points that a collector accepted, and those that were lost.
     pub(crate) fn points(&self) -> (u64, u64) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (read(&self.points_exported), read(&self.points_refused))
@@ -63,7 +63,7 @@ impl Gauges {
     }
 }
 
-/// A stream whose bytes are counted.
+/// A stream with byte counters.
 #[derive(Debug)]
 pub(crate) struct Counted<S> {
     stream: S,

@@ -1,4 +1,4 @@
-//! The verified peers of connections, and the share of connections that one identity has.
+//! Authenticated peers of connections, and the connection limit of each identity.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use super::ConnectionError;
 use crate::admin_address::Ends;
 
-/// The peer at the other end of each stream, by its certificate.
+/// The peer of each stream, by its certificate.
 #[derive(Debug, Default)]
 pub(crate) struct Visitors(Mutex<Inner>);
 
@@ -36,12 +36,12 @@ struct Here {
 }
 
 impl Visitors {
-    /// The peer of a connection, and the ends of the connection.
+    /// Returns the peer of a connection, and both its addresses.
     pub(crate) fn peer(&self, connection: ConnectionId) -> Option<(Peer, Ends)> {
         self.lock().here.get(&connection).map(|here| (here.peer.clone(), here.ends))
     }
 
-    /// The connection is no longer half-open: the identity of its peer is proven.
+    /// Marks a connection as no longer half-open: its peer is authenticated.
     pub(crate) fn vouch(&self, connection: ConnectionId) {
         if let Some(here) = self.lock().here.get_mut(&connection) {
             here.is_proven = true;
@@ -49,8 +49,8 @@ impl Visitors {
         }
     }
 
-    /// One more connection of this peer. When its identity has its share already, the oldest connection that
-    /// is still half-open ends, or else the oldest.
+    /// Adds a connection of this peer. If its identity is at the limit, the oldest connection that is still
+    /// half-open ends, or else the oldest.
     pub(super) fn admit(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -76,13 +76,13 @@ impl Visitors {
         Visitor { visitors: Arc::clone(self), connection, identity, ended }
     }
 
-    /// A thread that died while it held the lock left nothing half done.
+    /// A thread that panicked while it held the lock left no inconsistent state.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A stream while it lasts.
+/// Keeps a stream registered until dropped.
 pub(super) struct Visitor {
     visitors: Arc<Visitors>,
     connection: ConnectionId,
@@ -91,7 +91,7 @@ pub(super) struct Visitor {
 }
 
 impl Visitor {
-    /// Serves the stream until newer ones of the same identity have taken its place.
+    /// Serves the stream until newer ones of the same identity replace it.
     pub(super) async fn within_share(
         self,
         served: impl Future<Output = Result<(), ServeError>>,
@@ -116,6 +116,6 @@ impl Drop for Visitor {
     }
 }
 
-/// Connections of one workload, or of all other control planes: each has one, and another one for a moment
-/// when it comes back.
+/// Maximum connections of one workload, or of all other control planes: each has one, and briefly a second one
+/// when it reconnects.
 const OF_IDENTITY_MAX: usize = 32;

@@ -1,4 +1,4 @@
-//! A stream without a proven identity: its first message is awaited among half-open connections.
+//! An unauthenticated stream: counts as half-open until its first message is complete.
 
 use std::io;
 use std::pin::Pin;
@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use leno_listen::HalfOpen;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream on which the peer is awaited until its first message is whole; after that it is this side's turn
-/// to find out whether the message proves anything.
+/// A stream that waits for its peer until the first message is complete; then it is this side's turn to verify
+/// the message.
 #[derive(Debug)]
 pub(crate) struct Unproved<S> {
     stream: S,
@@ -23,7 +23,7 @@ impl<S> Unproved<S> {
     }
 }
 
-/// The part of the first message that has come: 4 bytes of length, big-endian, and as many as these say.
+/// The received part of the first message: a length of 4 bytes, big-endian, and as many bytes.
 #[derive(Debug, Default)]
 struct FirstMessage {
     head: u32,
@@ -89,7 +89,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Unproved<S> {
     }
 }
 
-/// The length before a message.
+/// The length prefix of a message.
 const HEAD_BYTES: u64 = 4;
 
 #[cfg(test)]

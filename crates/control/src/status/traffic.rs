@@ -1,28 +1,28 @@
-//! What the control plane tells of traffic: rates of now, and plots of the last hour.
+//! Traffic reports for operators: current rates, and plots of the last hour.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// All traffic as it is now, as far as the sidecars of this control plane told of it.
+/// All current traffic, as reported by the sidecars of this control plane.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TrafficStatus {
-    /// How often sidecars tell; absent when they are not asked to.
+    /// The report interval of sidecars; absent if reports are disabled.
     pub report_every_ms: Option<u64>,
-    /// How many messages they sent.
+    /// The number of reports received.
     pub reports: u64,
-    /// How many of their series were not kept apart, for lack of room or since they are about no
-    /// service of the mesh.
+    /// The number of their series that were merged into the overflow series, for lack of room or because they
+    /// refer to no service of the mesh.
     pub folded: u64,
-    /// By service, as its clients saw it.
+    /// By service, as its clients measured it.
     pub services: Vec<NamedRateStatus>,
     /// By route.
     pub routes: Vec<NamedRateStatus>,
-    /// Who calls whom.
+    /// By client and service.
     pub edges: Vec<EdgeStatus>,
-    /// What each sidecar takes and carries.
+    /// Resources and traffic of each sidecar.
     pub sidecars: Vec<SidecarTraffic>,
-    /// How often rules decided, of those that did within the last hour.
+    /// Match counts of rules that matched within the last hour.
     #[serde(default)]
     pub rules: Vec<RuleStatus>,
     /// Requests that sidecars rejected within the last half minute, by service and reason.
@@ -33,8 +33,8 @@ pub struct TrafficStatus {
 /// Requests to a service that sidecars rejected for one reason.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RejectionStatus {
-    /// `namespace/name`; empty for the requests of one client to destinations that are no service of the mesh, and for those that its sidecar
-    /// rejected before it knew a service.
+    /// `namespace/name`; empty for the requests of one client to destinations outside the mesh's services, and
+    /// for those that its sidecar rejected before it knew a service.
     pub service: String,
     /// From the closed list.
     pub reason: String,
@@ -42,18 +42,18 @@ pub struct RejectionStatus {
     pub requests: u64,
     /// The share of the requests to the service, or of the client to such destinations, from 0 to 1.
     pub share: f64,
-    /// `server`: sidecars of the service rejected them; `client`: those of its clients.
+    /// `server` if sidecars of the service rejected them, `client` if those of its clients did.
     pub by: String,
-    /// The workloads of these sidecars; the latest where there are many.
+    /// The workloads of these sidecars; the latest ones if there are many.
     pub sidecars: Vec<String>,
-    /// The workloads of their clients, as far as those have a sidecar; the latest where there are many.
+    /// The workloads of their clients, if those have a sidecar; the latest ones if there are many.
     pub clients: Vec<String>,
-    /// The policies that decided, kind and name, as far as sidecars report it.
+    /// The policies that decided, kind and name, if sidecars report them.
     pub policies: Vec<String>,
 }
 
 impl RejectionStatus {
-    /// The destination in words.
+    /// Returns the destination as text.
     #[must_use]
     pub fn destination(&self) -> &str {
         match self.service.as_str() {
@@ -63,110 +63,110 @@ impl RejectionStatus {
     }
 }
 
-/// How often a rule decided.
+/// The match counts of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RuleStatus {
-    /// The kind of the object that holds it.
+    /// The kind of the object that contains it.
     pub kind: String,
-    /// That object, `namespace/name`.
+    /// The object's name, `namespace/name`.
     pub name: String,
-    /// The rule in it: its name, or its place from 0; empty where an object is one rule.
+    /// The rule within it: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
-    /// How often, over the last hour.
+    /// Matches over the last hour.
     pub hour: u64,
-    /// How often since the control plane started, or since it was an hour without any.
+    /// Matches since the control plane started, or since an hour without any.
     pub hits: u64,
 }
 
-/// How requests fare.
+/// Request rates and latencies.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RateStatus {
-    /// Requests a second, and TCP connections opened or rejected a second, over the last half minute.
+    /// Requests per second, and TCP connections opened or rejected per second, over the last half minute.
     pub per_second: f64,
-    /// The share of them that succeeded, from 0 to 1; absent when there was none.
+    /// The success rate, from 0 to 1; absent without requests.
     pub success: Option<f64>,
-    /// Half of them took no longer.
+    /// The median latency.
     pub p50_ms: Option<f64>,
-    /// One in a hundred took longer.
+    /// The 99th percentile of latency.
     pub p99_ms: Option<f64>,
-    /// How many there were since the control plane started, or since it was an hour without any.
+    /// Requests since the control plane started, or since an hour without any.
     pub requests: u64,
-    /// How many of those failed.
+    /// The number of these that failed.
     pub failed: u64,
-    /// How many there were in each of the last steps of ten seconds, the oldest first.
+    /// Requests in each of the last steps of ten seconds, the oldest first.
     pub recent: Vec<u32>,
 }
 
-/// The same, of a service or route.
+/// Rates of a service or route.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct NamedRateStatus {
     /// `namespace/name`.
     pub name: String,
-    /// How its requests fare.
+    /// Its rates.
     #[serde(flatten)]
     pub rates: RateStatus,
 }
 
-/// Requests from somebody to a service.
+/// Requests from one source to a service.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct EdgeStatus {
-    /// What `from` is: a `service`, a `workload` that is behind none, or the service whose `route`
-    /// led its requests to another one.
+    /// The kind of `from`: a `service`, a `workload` that belongs to none, or the service with the `route` that
+    /// forwarded its requests to another one.
     pub kind: String,
     /// `namespace/name`.
     pub from: String,
-    /// The service that they are for.
+    /// The destination service.
     pub to: String,
-    /// Whether they arrive with a verified certificate of their client; false while none arrived.
+    /// True if they arrive with a verified client certificate; false while none arrived.
     pub mtls: bool,
-    /// How they fare.
+    /// Their rates.
     #[serde(flatten)]
     pub rates: RateStatus,
 }
 
-/// What a sidecar takes and carries.
+/// Resources and traffic of a sidecar.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SidecarTraffic {
     /// Its workload.
     pub workload: String,
-    /// CPU time for each second, in cores; 0 while it is idle.
+    /// CPU time per second, in cores; 0 while it is idle.
     pub cpu_cores: f64,
-    /// Its resident memory when it last told, without what is of files.
+    /// Its resident memory in its last report, without file mappings.
     pub memory_kib: u64,
-    /// Requests a second that came to its workload.
+    /// Requests per second received by its workload.
     pub inbound_per_second: f64,
-    /// Requests a second that its workload sent.
+    /// Requests per second sent by its workload.
     pub outbound_per_second: f64,
 }
 
-/// What is kept of one service, route or edge.
+/// The history of one service, route or edge.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct HistoryStatus {
-    /// How its requests fare now.
+    /// Its current rates.
     pub rates: RateStatus,
-    /// The last minutes in short steps, then the last hour in long ones.
+    /// The last minutes in short steps, and the last hour in long ones.
     pub plots: Vec<PlotStatus>,
-    /// How many requests ended with which reason, since it is known.
+    /// The number of requests by reason, since it was first reported.
     pub reasons: BTreeMap<String, u64>,
-    /// How many of those that are told of as *now*.
+    /// The number of these in the period of the current rates.
     #[serde(default)]
     pub recent_reasons: BTreeMap<String, u64>,
 }
 
-/// How many of the last steps of ten seconds are *now*, the one that has only begun included.
+/// The number of recent ten-second steps in the current rates, including the unfinished one.
 pub const RECENT_STEPS: usize = 4;
 
-/// Steps of time, the oldest first; the last one is not over yet. All lists are as long.
+/// Time steps, the oldest first; the last one is unfinished. All lists have the same length.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PlotStatus {
-    /// How long a step is.
+    /// The length of a step.
     pub step_seconds: u64,
-    /// How many requests ended in it.
+    /// Requests completed in each step.
     pub requests: Vec<u32>,
-    /// How many of them failed.
+    /// The number of these that failed.
     pub failed: Vec<u32>,
-    /// Half of them took no longer.
+    /// The median latency.
     pub p50_ms: Vec<Option<f64>>,
-    /// One in a hundred took longer.
+    /// The 99th percentile of latency.
     pub p99_ms: Vec<Option<f64>>,
 }

@@ -1,4 +1,4 @@
-//! Rate limits, from documents to what the sidecar of a server decides.
+//! Rate limits, from documents to the decisions of a server's sidecar.
 
 #[cfg(test)]
 mod vectors;

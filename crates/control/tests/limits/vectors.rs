@@ -1,5 +1,5 @@
-//! The vectors of `tests/vectors/limits`: from documents to who is let in, through reader, mesh,
-//! compilation and decision.
+//! The vectors of `tests/vectors/limits`: from documents to allowed requests, through reader, mesh, compilation
+//! and decision.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn limits_let_in_what_they_say() {
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// What of a group is not as expected. Its cases follow one another in time.
+/// Returns the mismatches of a group. Its cases follow one another in time.
 fn wrong(group: &Value) -> Vec<String> {
     let (objects, rejected) = read_str("vectors", &format!("{MESH}{}", group["document"]));
     assert_eq!(rejected, [], "{}", group["name"]);
@@ -55,7 +55,7 @@ fn wrong(group: &Value) -> Vec<String> {
     wrong
 }
 
-/// How many are let in, and what the others are answered: a status, and when there is room.
+/// Returns the number of allowed requests, and the response to the others: a status, and the retry time.
 fn decided(limits: &Limits, case: &Value) -> (u64, Option<u64>, Option<u64>) {
     let now = Duration::from_millis(case["at_ms"].as_u64().unwrap());
     let caller = case["from"].as_str().unwrap_or("web");

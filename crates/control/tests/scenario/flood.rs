@@ -1,4 +1,4 @@
-//! Members that send more than their share, the others that are served meanwhile, and the log.
+//! Members that exceed their share, the service of others meanwhile, and the log.
 
 mod figures;
 
@@ -11,7 +11,7 @@ use tracing::{Level, Metadata, Subscriber};
 
 use super::*;
 
-/// A mesh with so many services in addition to those of the shop.
+/// Returns a mesh with so many services in addition to those of the shop.
 fn large(services: usize) -> String {
     let mut yaml = MESH.to_owned();
     for number in 0..services {
@@ -36,7 +36,7 @@ async fn open(yaml: &str) -> Shop {
     Shop { directory, control }
 }
 
-/// The value of a counter of the control plane.
+/// Returns a counter of the control plane.
 async fn counted(shop: &Shop, name: &str) -> u64 {
     let (_, page) = admin::ask(shop.control.socket(), "GET", "/metrics").await.unwrap();
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -71,7 +71,7 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
         };
         tokio::join!(flood, others);
         let compiled = counted(&shop, "leno_control_compiled_total").await - before;
-        // A burst, and what a second allows, many times over.
+        // A burst, and a second's allowance, many times over.
         assert!(compiled < PAIRS as u64 / 2, "{compiled} worlds for {PAIRS} pairs");
     });
 }
@@ -113,9 +113,9 @@ fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_
         let mut small = Proxy::connect(&shop.control, &small, &[numbered(1)], &[]).await;
         small.update(|update| update.snapshot.services.len() == 1).await;
         large.update(|update| update.snapshot.services.len() == SERVICES).await;
-        // It never knew a part of them only.
+        // It never received only a part of them.
         assert!(large.seen().iter().all(|update| update.snapshot.services.len() == SERVICES));
-        // And now the same one by one, as applications first use them.
+        // The same one by one, as applications first use them.
         for number in 0..SERVICES {
             large.say(Request::Unsubscribe(vec![numbered(number)])).await;
         }
@@ -163,11 +163,11 @@ fn no_member_fills_the_log() {
         let mut proxy = Proxy::connect(&shop.control, &client, &[], &[]).await;
         proxy.update(|_| true).await;
         let before = lines.load(Ordering::Relaxed);
-        // More than it may, again and again.
+        // Repeatedly more than the limit.
         for number in 0..TIMES {
             proxy.say(Request::Subscribe(vec![numbered(number), stock()])).await;
             proxy.say(Request::Unsubscribe(vec![numbered(number), stock()])).await;
-            // Until it has been heard.
+            // Until it has been processed.
             let _: Status = shop.ask("/status").await;
         }
         // Under a false name, and under its own, on many connections.

@@ -1,4 +1,4 @@
-//! Connections without a proven identity, and members that open many.
+//! Unauthenticated connections, and members that open many.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::crowd::{Sent, expect_served};
 use crate::proxy::{Proxy, member};
 use crate::{Shop, run, stock};
 
-/// Room for few, so that ten times as many need few descriptors.
+/// A small limit, so that ten times as many connections need few descriptors.
 const ROOM: usize = 8;
 
-/// A table of a few connections; nothing ends because of its time.
+/// A limit of a few connections; none ends because of a timeout.
 fn narrow(config: &mut Config) {
     config.limits.connections = 10 * ROOM;
     config.limits.strangers = ROOM;
@@ -22,7 +22,7 @@ fn narrow(config: &mut Config) {
     config.limits.handshake = Duration::from_secs(3600);
 }
 
-/// Room for many: only the share of one identity decides.
+/// A high limit: only the share of one identity applies.
 fn wide(config: &mut Config) {
     narrow(config);
     config.limits.strangers = 1000;
@@ -74,7 +74,7 @@ fn an_identity_has_a_share_of_the_connections() {
             streams.push(member(&shop.control, &member_1).await);
         }
         for stream in &mut streams[..32] {
-            // An end of any kind.
+            // Any kind of end.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
     });
@@ -92,7 +92,7 @@ fn connections_without_a_hello_end_before_the_stream_of_their_identity() {
             streams.push(member(&shop.control, &member_1).await);
         }
         for stream in &mut streams[..30] {
-            // An end of any kind.
+            // Any kind of end.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
         proven.say(Request::Subscribe(vec![stock()])).await;

@@ -1,4 +1,4 @@
-//! What the kubelet is told of a control plane.
+//! Health checks of a control plane.
 
 use leno_control::Health;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// The status code and everything else of an answer.
+/// Returns the status code and the rest of a response.
 async fn get(health: &Health, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(health.address()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -30,7 +30,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
         assert_eq!(get(&health, "/readyz").await.0, 200);
         let (status, answer) = get(&health, "/metrics").await;
         assert!(status == 200 && answer.contains("\nleno_control_workloads 2\n"), "{answer}");
-        // It tells the kubelet and Prometheus, and nobody else.
+        // It serves the kubelet and Prometheus only.
         for path in ["/status", "/token", "/"] {
             assert_eq!(get(&health, path).await.0, 404, "{path}");
         }
@@ -40,7 +40,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
     });
 }
 
-/// Requirement 10 of issue 26: the name may be that of a foreign page (DNS rebinding).
+/// The name may belong to a foreign page (DNS rebinding).
 #[test]
 fn a_request_under_a_foreign_name_gets_a_status_alone() {
     run(async {
@@ -66,7 +66,7 @@ fn a_request_under_a_foreign_name_gets_a_status_alone() {
     });
 }
 
-/// Case f01 of issue 26 (RFC 9112 §9.6).
+/// Half-close by the client (RFC 9112 §9.6).
 #[test]
 fn a_client_that_ends_its_direction_gets_its_response() {
     run(async {
@@ -84,7 +84,7 @@ fn a_client_that_ends_its_direction_gets_its_response() {
     });
 }
 
-/// Clients that connect again and again, each with many scrapes on every connection, until this is dropped.
+/// Clients that connect repeatedly, each with many scrapes on every connection, until this is dropped.
 fn flood(health: &Health) -> JoinSet<()> {
     const CLIENTS: usize = 80;
     let (address, from) = (health.address(), SocketAddr::from(([127, 0, 0, 2], 0)));
@@ -114,7 +114,7 @@ fn scrapes_of_one_client_keep_neither_the_kubelet_out_nor_another_collector() {
         let shop = Shop::open().await;
         health.ready(&shop.control);
         let clients = flood(&health);
-        // The bound is that of every scenario.
+        // Bounded by the scenario's timeout.
         for _ in 0..20 {
             assert_eq!(get(&health, "/livez").await.0, 200);
             assert_eq!(get(&health, "/readyz").await.0, 200);

@@ -32,7 +32,7 @@ fn of_two_proxies_of_one_workload_the_first_keeps_its_place() {
         let mut second = connect(2).await;
         assert!(first.ended().await.to_string().contains("newer stream"));
         second.update(|_| true).await;
-        // It was not gone.
+        // It was still connected.
         let mut first = connect(1).await;
         assert!(second.ended().await.to_string().contains("newer stream"));
         first.update(|_| true).await;
@@ -40,7 +40,7 @@ fn of_two_proxies_of_one_workload_the_first_keeps_its_place() {
             let rejected = connect(process).await.ended().await.to_string();
             assert!(rejected.contains("another proxy of workload shop/client-1"), "{rejected}");
         }
-        // It may take its own place.
+        // It may replace its own stream.
         let mut again = connect(1).await;
         again.update(|_| true).await;
     });

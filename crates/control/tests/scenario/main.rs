@@ -1,4 +1,4 @@
-//! A control plane and proxies that are not real, over real TLS on loopback.
+//! A control plane and simulated proxies, over real TLS on loopback.
 
 #![allow(
     clippy::unwrap_used,
@@ -63,7 +63,7 @@ metadata: {name: mesh}
 spec: {trustDomain: cluster.local, trafficMode: strict}
 "#;
 
-/// A data directory, a file with the facts, and a control plane that reads it.
+/// A data directory, a file of objects, and a control plane that reads it.
 struct Shop {
     directory: TempDir,
     control: Control,
@@ -83,7 +83,7 @@ impl Shop {
         Self { directory, control }
     }
 
-    /// The facts are now these.
+    /// Replaces the objects.
     fn write(&self, yaml: &str) {
         write(self.directory.path(), yaml);
         self.control.reload();
@@ -106,7 +106,7 @@ fn write(directory: &Path, yaml: &str) {
     std::fs::rename(draft, directory.join("mesh.yaml")).unwrap();
 }
 
-/// Without settling: tests that do not restart have nothing to wait for.
+/// Returns a configuration without a startup grace period: tests without a restart have nothing to wait for.
 fn config(directory: &Path) -> Config {
     let mut config = Config::new(directory.join("data"), vec![directory.join("mesh.yaml")]);
     config.times.settle = Duration::ZERO;
@@ -126,13 +126,13 @@ fn door() -> SocketAddr {
     "127.0.0.1:18080".parse().unwrap()
 }
 
-/// Where a client finds the stock service; `None` while it does not know it.
+/// Returns the addresses of the stock service at a client; `None` while it is unknown.
 fn addresses(update: &Update) -> Option<Vec<SocketAddr>> {
     let port = update.snapshot.services.get(&stock())?.ports.get(&80)?;
     Some(port.endpoints.iter().map(|endpoint| endpoint.address).collect())
 }
 
-/// Runs a test with a bound on all of it: what never happens must not hang.
+/// Runs a test with a timeout, so that it cannot hang.
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let bounded = async {
@@ -254,7 +254,7 @@ fn a_proxy_has_to_go_when_its_workload_goes_or_changes_its_account() {
         shop.write(&MESH.replace("serviceAccount: stock", "serviceAccount: other"));
         let reason = stream.ended().await.to_string();
         assert!(reason.contains("join again"), "{reason}");
-        // The grace of an hour is not for one who lost its identity.
+        // The grace period of an hour does not apply to a sidecar that lost its identity.
         watching.update(|update| addresses(update) == Some(Vec::new())).await;
         drop(watching);
         let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
@@ -303,7 +303,7 @@ fn a_sidecar_that_comes_back_elsewhere_within_the_grace_only_moves() {
         let mut old = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
         let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
         client.update(|update| addresses(update) == Some(vec![door()])).await;
-        // It is back before the old stream has ended, and has not opened its doors yet.
+        // It reconnects before the old stream has ended, and has not opened its listeners yet.
         let new = Proxy::connect(&shop.control, &server, &[], &[]).await;
         assert!(old.ended().await.to_string().contains("newer stream"));
         let elsewhere: SocketAddr = "127.0.0.1:18081".parse().unwrap();
@@ -344,7 +344,7 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         assert!(first.ended().await.to_string().contains("shutting down"));
         drop(old);
 
-        // Meanwhile the facts change, and the sidecar of stock is slow to come back.
+        // Meanwhile the objects change, and the sidecar of stock is slow to reconnect.
         let later = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
                      spec: {selector: {app: stock}, ports: [{port: 80, targetPort: http}]}\n";
         write(directory.path(), &format!("{MESH}{STRICT}{later}"));
@@ -448,7 +448,7 @@ fn operators_are_answered_on_a_socket_of_their_own() {
             ] {
                 assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
             }
-            // Nobody was refused.
+            // No request was rejected.
             for alias in ALIASES.iter().filter(|alias| alias.name != "error_err_code_count") {
                 let name = format!("\n{prefix}_{}", alias.name);
                 assert!(metrics.contains(&name), "{name}: {metrics}");
@@ -498,7 +498,7 @@ fn two_control_planes_do_not_share_a_data_directory_and_a_dead_one_is_no_obstacl
         let second = Control::start(config(shop.directory.path())).await;
         assert!(matches!(second, Err(StartError::Admin { .. })), "{second:?}");
         let Shop { directory, control } = shop;
-        // Dropped, not shut down: its socket stays behind.
+        // Dropped, not shut down: its socket file remains.
         let socket = control.socket().to_owned();
         drop(control);
         assert!(socket.exists());
@@ -521,7 +521,7 @@ fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
         }
         write(directory.path(), &format!("{MESH}{STRICT}"));
         let control = Control::start(config(directory.path())).await.unwrap();
-        // What was known once stays in force: a running mesh is not opened by a mistake.
+        // The last valid configuration stays in force: a mistake does not open a running mesh.
         write(directory.path(), &format!("{MESH}{}", STRICT.replace("strict", "Strict")));
         control.reload();
         let mut status = control.status();
@@ -572,7 +572,7 @@ fn facts_may_be_brought_by_somebody_else() {
         let left = workloads.wait_for(|all| all.len() == 1).await.unwrap();
         assert_eq!(left[0].name, workload("stock-1"));
         drop(left);
-        // Whoever brought them has ended, and what they were stays.
+        // The source of the updates has ended, and its last state remains.
         let (status, _) = admin::ask(control.socket(), "GET", "/status").await.unwrap();
         assert_eq!(status, 200);
     });

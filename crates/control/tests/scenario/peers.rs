@@ -1,4 +1,4 @@
-//! Control planes that find each other while they run, each with sidecars of its own.
+//! Control planes that discover each other at run time, each with its own sidecars.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// The addresses of the others, as one control plane finds them.
+/// The addresses of the others, as one control plane discovers them.
 type Found = watch::Sender<BTreeSet<SocketAddr>>;
 
 const MORE: &str = r#"
@@ -28,7 +28,7 @@ fn other_door() -> SocketAddr {
     "10.0.0.2:8080".parse().unwrap()
 }
 
-/// A replica as in a cluster: with directories of its own, and an authority that was put there.
+/// Starts a replica as in a cluster: with its own directories, and a provisioned authority.
 async fn replica(directory: &Path, name: &str) -> (Control, Found) {
     let place = directory.join(name);
     let authority = place.join("data/authority");
@@ -47,7 +47,7 @@ async fn replica(directory: &Path, name: &str) -> (Control, Found) {
     (Control::start(config).await.unwrap(), found)
 }
 
-/// A sidecar that joins at a control plane and stays there.
+/// Connects a sidecar that joins at a control plane and stays there.
 async fn sidecar(control: &Control, name: &str, listeners: &[(u16, SocketAddr)]) -> Proxy {
     let identity = Identity::join(control, &workload(name)).await.unwrap();
     Proxy::connect(control, &identity, &[stock()], listeners).await
@@ -70,7 +70,7 @@ fn sidecars_at_different_control_planes_see_each_other() {
         let mut other_client = sidecar(&two, "client-2", &[]).await;
         client.update(sees(&[door()])).await;
         other_client.update(sees(&[other_door()])).await;
-        // They find each other one after the other, long after their sidecars came.
+        // They discover each other one after the other, long after their sidecars connected.
         found_by_two.send_replace([one.address()].into());
         other_client.update(sees(&[door(), other_door()])).await;
         found_by_one.send_replace([two.address()].into());
@@ -88,13 +88,13 @@ fn a_sidecar_that_comes_later_is_seen_at_the_other_control_plane_and_so_is_its_e
         found_by_two.send_replace([one.address()].into());
         let mut client = sidecar(&two, "client-1", &[]).await;
         client.update(sees(&[])).await;
-        // Its doors open after its first word, as those of real sidecars do.
+        // Its listeners open after its first message, as those of real sidecars do.
         let stock = sidecar(&one, "stock-1", &[]).await;
         stock.say(Proxy::listeners(&[(8080, door())])).await;
         client.update(sees(&[door()])).await;
         drop(stock);
         client.update(sees(&[])).await;
-        // It may come back to any of them.
+        // It may reconnect to any of them.
         let stock = sidecar(&two, "stock-1", &[(8080, door())]).await;
         client.update(sees(&[door()])).await;
         drop(stock);
@@ -112,7 +112,7 @@ fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_are_elsewhere
         let _stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
         let mut client = sidecar(&two, "client-1", &[]).await;
         client.update(sees(&[door()])).await;
-        // Who is not found any more is heard while it speaks.
+        // Reports of a control plane that is no longer discovered still count while its stream is open.
         found_by_two.send_replace(BTreeSet::new());
         let _other = sidecar(&one, "stock-2", &[(8080, other_door())]).await;
         client.update(sees(&[door(), other_door()])).await;
@@ -151,7 +151,6 @@ fn a_workload_that_one_control_plane_hears_of_later_is_seen_there_all_the_same()
     });
 }
 
-/// Requirements 6 and 7 of issue 27.
 #[test]
 fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_own_rejected() {
     run(async {

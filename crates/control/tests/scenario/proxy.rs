@@ -1,4 +1,4 @@
-//! A proxy that joins, follows and remembers what it was told, and does nothing else.
+//! A proxy that joins, follows and records its updates, and does nothing else.
 
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -30,13 +30,13 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// With a fresh token of this control plane.
+    /// Joins with a new token of this control plane.
     pub(crate) async fn join(control: &Control, name: &WorkloadName) -> Result<Self, JoinError> {
         let bundle = control.mint_bundle(name).unwrap();
         join_with(&bundle, control.address(), name).await
     }
 
-    /// The next certificate, over a stream.
+    /// Requests the next certificate, over a stream.
     pub(crate) async fn renew(&self, proxy: &Proxy) -> Self {
         let key = PrivateKey::generate();
         let (answer, issued) = oneshot::channel();
@@ -65,7 +65,7 @@ pub(crate) async fn join_with(
     Ok(Identity::new(key, issued))
 }
 
-/// The same from another address of this machine.
+/// Joins from another address of this machine.
 pub(crate) async fn join_from(
     source: Ipv4Addr,
     bundle: &JoinBundle,
@@ -96,7 +96,7 @@ async fn over(
     TlsConnector::from(config).connect(name, tcp).await
 }
 
-/// A proxy's stream; it ends when this is dropped.
+/// A proxy's stream; dropping it ends the stream.
 pub(crate) struct Proxy {
     requests: mpsc::Sender<Request>,
     newest: watch::Receiver<Option<Update>>,
@@ -117,7 +117,7 @@ impl Proxy {
         Self::start(stream, hello(name, services, listeners), Subscriber::new())
     }
 
-    /// Connects with its own identity to a control plane that is another process.
+    /// Connects with its own identity to a control plane in another process.
     pub(crate) async fn connect_to(
         control: (SocketAddr, &TrustDomain),
         identity: &Identity,
@@ -135,7 +135,7 @@ impl Proxy {
         Self::start(stream, Hello { process, ..hello(name, &[], &[]) }, Subscriber::new())
     }
 
-    /// Connects with its own identity and all that it knew from a former stream.
+    /// Connects with its own identity and the state of a former stream.
     pub(crate) async fn resume(
         control: &Control,
         identity: &Identity,
@@ -149,7 +149,7 @@ impl Proxy {
         Self::start(stream, hello(name, services, &[]), subscriber)
     }
 
-    /// Connects with its own identity and says that it is another workload.
+    /// Connects with its own identity and claims to be another workload.
     pub(crate) async fn claim(
         control: &Control,
         identity: &Identity,
@@ -159,7 +159,7 @@ impl Proxy {
         Self::start(stream, hello(claimed, &[], &[]), Subscriber::new())
     }
 
-    /// Connects without any certificate.
+    /// Connects without a certificate.
     pub(crate) async fn anonymous(
         control: &Control,
         bundle: &JoinBundle,
@@ -179,13 +179,13 @@ impl Proxy {
         self.requests.send(request).await.unwrap();
     }
 
-    /// Waits until what it knows is so.
+    /// Waits for an update that satisfies the condition.
     pub(crate) async fn update(&mut self, is_so: impl Fn(&Update) -> bool) -> Update {
         let found = self.newest.wait_for(|update| update.as_ref().is_some_and(&is_so)).await;
         found.expect("the stream goes on").clone().unwrap()
     }
 
-    /// Everything that it ever knew.
+    /// Returns all updates so far.
     pub(crate) fn seen(&self) -> Vec<Update> {
         self.seen.borrow().clone()
     }

@@ -1,4 +1,4 @@
-//! What the control plane counts, at a collector that takes it or does not.
+//! The control plane's metrics export, with a collector that accepts it or does not.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::receiver::{Receiver, answer};
 use super::*;
 
-/// A shop whose metrics are pushed there, so often.
+/// Starts a shop that exports metrics to this collector at this interval.
 async fn open(collector: SocketAddr, interval: &str) -> Shop {
     let mesh = format!(
         "{MESH}---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
@@ -21,7 +21,7 @@ async fn open(collector: SocketAddr, interval: &str) -> Shop {
 }
 
 impl Shop {
-    /// How many points were pushed, by what became of them.
+    /// Returns the number of exported points, by result.
     async fn points(&self, result: &str) -> u64 {
         let (_, page) = admin::ask(self.control.socket(), "GET", "/metrics").await.unwrap();
         let series = format!("leno_control_metric_points_total{{result=\"{result}\"}} ");
@@ -68,7 +68,7 @@ fn the_last_push_is_when_the_control_plane_ends() {
 #[test]
 fn a_collector_that_says_nothing_does_not_hold_up_the_end() {
     run(async {
-        // The kernel takes the connection, and nobody ever reads from it.
+        // The kernel accepts the connection, but no process reads from it.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let shop = open(silent.local_addr().unwrap(), "1h").await;
         let began = Instant::now();

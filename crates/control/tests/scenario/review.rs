@@ -1,4 +1,4 @@
-//! Joining with a token that somebody else made, and knows.
+//! Joins with a token of another issuer, verified by a review.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use leno_model::ServiceAccount;
 use super::*;
 use crate::proxy::join_from;
 
-/// Knows whose some tokens are.
+/// Knows the holders of some tokens.
 #[derive(Debug)]
 struct Registrar(BTreeMap<&'static str, Holder>);
 
@@ -75,7 +75,7 @@ fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
             let refused = join_as(&shop, token, name).await.unwrap_err();
             assert!(refused.contains(expected), "{token} {name}: {refused}");
         }
-        // Tokens of ours are good beside them.
+        // Tokens of this mesh remain valid as well.
         shop.join("client-1").await;
     });
 }
@@ -87,7 +87,7 @@ fn a_pod_that_asks_before_it_is_known_is_answered_when_it_is() {
         let late = MESH.replacen("name: client-1", "name: late-1", 1);
         let asked = join_as(&shop, "of-late", "late-1");
         let told = async {
-            // Whoever waits keeps nobody from anything.
+            // A pending join does not block others.
             join_as(&shop, "of-client", "client-1").await.unwrap();
             shop.write(&late);
         };
@@ -121,8 +121,8 @@ fn without_somebody_to_ask_only_tokens_of_ours_are_good() {
     });
 }
 
-/// Takes its time, as a busy API server does, and reads the holder in the text of a token: a pod of the account
-/// `client`, the UID of the pod, and whether it is forged.
+/// As slow as a busy API server. Parses the holder from the text of a token: a pod of the account `client`, the
+/// UID of the pod, and if it is forged.
 #[derive(Debug, Default)]
 struct Slow {
     reviews: AtomicUsize,
@@ -194,11 +194,11 @@ fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
         };
         let began = std::time::Instant::now();
         tokio::join!(flood, honest);
-        // As many as begin together, one for each second, and the honest one.
+        // The concurrent ones, one per second, and the honest one.
         let allowed = 2 * 16 + 2 * usize::try_from(began.elapsed().as_secs()).unwrap() + 2;
         let reviews = slow.reviews.load(Ordering::Relaxed);
         assert!(reviews <= allowed, "{reviews} reviews of {FORGED} forged tokens");
-        // A token that was rejected a moment ago is not reviewed again, nor is the token of another pod.
+        // A token that was just rejected is not reviewed again, nor is the token of another pod.
         let before = slow.reviews.load(Ordering::Relaxed);
         let other = Ipv4Addr::new(127, 0, 0, 7);
         for (token, name) in

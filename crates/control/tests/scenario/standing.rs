@@ -1,4 +1,4 @@
-//! The status of every object says whether it decides, and if not, why.
+//! The status of every object: in effect, or the reason against it.
 
 use leno_control::status::{PolicyStatus, RouteStatus};
 
@@ -75,7 +75,7 @@ spec:
   rules: [{backendRefs: [{name: stock, port: 80}, {name: gone, port: 80}]}]
 "#;
 
-/// The statuses of the policies of a mesh, once there are this many.
+/// Returns the statuses of a mesh's policies, once there are this many.
 async fn policies(shop: &Shop, least: usize) -> Vec<PolicyStatus> {
     loop {
         let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
@@ -86,7 +86,7 @@ async fn policies(shop: &Shop, least: usize) -> Vec<PolicyStatus> {
     }
 }
 
-/// The reason for which a policy is not in force.
+/// Returns the reason why a policy is not in force.
 fn why<'a>(policies: &'a [PolicyStatus], name: &str) -> Option<&'a str> {
     let status = policies.iter().find(|it| it.name == name).expect(name);
     assert_eq!(status.in_force, status.why.is_none(), "{name}");
@@ -138,7 +138,7 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
     });
 }
 
-/// A service with two ports, and one of somebody else's.
+/// A service with two ports, and one of another owner.
 const TWO_PORTS: &str = r#"
 ---
 apiVersion: v1
@@ -190,7 +190,7 @@ fn a_route_is_refused_only_where_it_decides_nothing() {
         };
         let of = |kind: &str| routes.iter().find(|it| it.kind == kind).expect(kind);
         let why = "GRPCRoute shop/a is attached to the same port, and goes before";
-        // It has a say at the other port.
+        // It applies at the other port.
         let http = of("HTTPRoute");
         let said: Vec<(&str, bool)> =
             http.attached.iter().map(|it| (it.parent.as_str(), it.accepted)).collect();
@@ -311,7 +311,7 @@ fn a_policy_that_decides_by_request_is_not_in_force_where_each_port_carries_tcp(
     });
 }
 
-/// Rules about tags and lanes of the service that a split takes all requests of, and of the backend.
+/// Tag rules and lanes of a service with a split for all its requests, and of the backend.
 const AWAY_TAGS: &str = r#"
 ---
 {apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: away-1, namespace: shop, labels: {app: away}},
@@ -342,7 +342,7 @@ fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
     });
 }
 
-/// A route with a `retry` of its own, and a policy about retries of the same requests.
+/// A route with its own `retry`, and a retry policy for the same requests.
 const OWN_RETRY: &str = r#"
 ---
 apiVersion: gateway.networking.k8s.io/v1

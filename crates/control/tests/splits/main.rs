@@ -1,4 +1,4 @@
-//! Traffic splits and TCP routes, from documents to what a sidecar decides.
+//! Traffic splits and TCP routes, from documents to a sidecar's decisions.
 
 #[cfg(test)]
 mod vectors;

@@ -1,5 +1,5 @@
-//! The vectors of `tests/vectors/splits`: from documents to the backend that takes a request or a
-//! connection, through reader, mesh, compilation and decision.
+//! The vectors of `tests/vectors/splits`: from documents to the backend of a request or a connection, through
+//! reader, mesh, compilation and decision.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn splits_choose_as_they_say() {
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// What of a group is not as expected.
+/// Returns the mismatches of a group.
 fn wrong(group: &Value) -> Vec<String> {
     let name = group["name"].as_str().unwrap();
     let (objects, rejected) = objects(&group["documents"]);
@@ -50,7 +50,7 @@ fn wrong(group: &Value) -> Vec<String> {
     wrong
 }
 
-/// The backend that the root's sidecar chooses, `own` for the root's own endpoints, or the reason.
+/// Returns the backend that the root's sidecar selects, `own` for the root's own endpoints, or the reason.
 fn decided(plans: &Plans, case: &Value, draw: u64) -> String {
     let root = plans.service(&"shop/stock".parse().unwrap()).unwrap();
     let port = u16::try_from(case["port"].as_u64().unwrap()).unwrap();
@@ -82,7 +82,7 @@ fn decided(plans: &Plans, case: &Value, draw: u64) -> String {
     }
 }
 
-/// A backend that is there with its port; a sidecar refuses what is for another.
+/// Returns a backend that exists with its port; a sidecar rejects requests for others.
 fn there(plans: &Plans, backend: Option<&WeightedBackend>) -> String {
     let known = backend.filter(|backend| {
         let plan = plans.service(&backend.service);
@@ -92,7 +92,7 @@ fn there(plans: &Plans, backend: Option<&WeightedBackend>) -> String {
     name.unwrap_or_else(|| Reason::InvalidBackend.label().to_owned())
 }
 
-/// The caller, the services with a workload each, and the documents of the group.
+/// Returns the caller, the services with a workload each, and the documents of the group.
 fn objects(documents: &Value) -> (Vec<Object>, Vec<Rejected>) {
     let both =
         "{name: web, port: 9080, appProtocol: http}, {name: db, port: 5432, appProtocol: tcp}";

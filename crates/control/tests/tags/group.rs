@@ -1,4 +1,4 @@
-//! One group of the vectors of `tests/vectors/tags`: rules, and what they do to requests.
+//! One group of the vectors of `tests/vectors/tags`: rules, and their effect on requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,7 @@ use leno_registry::{Rejected, read_str};
 use leno_traffic::{Chance, Draw, Plans, RequestView, Shares};
 use serde_json::{Value, json};
 
-/// A file of vectors.
+/// Reads a file of vectors.
 pub(crate) fn vectors(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/tags").join(file);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -22,13 +22,13 @@ pub(crate) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Its rules, as manifests.
+    /// Returns its rules, as manifests.
     pub(crate) fn rules(&self) -> Vec<String> {
         let rules = self.group["documents"].as_array().unwrap().iter().enumerate();
         rules.map(|(index, rules)| document(index, rules).to_string()).collect()
     }
 
-    /// What differs from the expectations under these rules.
+    /// Returns the differences from the expectations under these rules.
     pub(crate) fn wrong(&self, rules: &[String]) -> Vec<String> {
         let name = self.group["name"].as_str().unwrap();
         if self.group["agent"].as_bool() == Some(true) {
@@ -63,7 +63,7 @@ impl Group<'_> {
         wrong
     }
 
-    /// The mesh of the group: the fleet behind `orders`, the caller, and the rules.
+    /// Returns the mesh of the group: the fleet of `orders`, the caller, and the rules.
     fn objects(&self, rules: &[String]) -> (Vec<Object>, Vec<Rejected>) {
         let fleet = match &self.group["fleet"] {
             Value::String(name) => &self.vectors["fleets"][name],
@@ -74,7 +74,7 @@ impl Group<'_> {
             documents.push(instance(name, "orders", tags));
         }
         let caller = &self.group["caller"];
-        // A label beside version and zone would be a parameter.
+        // Labels other than version and zone would be parameters.
         let app = caller["service"].as_str().unwrap_or_default();
         documents.push(instance("caller", app, &caller["tags"]));
         for name in ["orders", "web", "other"] {
@@ -117,7 +117,7 @@ fn service(name: &str) -> Value {
     })
 }
 
-/// A native document by its kind; what has a key is an item of a configuration centre.
+/// Formats a native document by its kind; rules with a key are items of a configuration center.
 fn document(index: usize, rules: &Value) -> Value {
     let (kind, spec) = match rules.get("key") {
         Some(key) => {
@@ -134,7 +134,7 @@ fn document(index: usize, rules: &Value) -> Value {
     })
 }
 
-/// What becomes of a request, in the words of an expectation.
+/// Returns the result for a request, in the form of an expectation.
 fn decide(plans: &Plans, request: &Value, expected: &Value) -> Value {
     let headers: Vec<(String, String)> = request["headers"]
         .as_array()

@@ -1,4 +1,4 @@
-//! Tag rules from documents to instances.
+//! Tag rules, from documents to instances.
 
 #[cfg(test)]
 mod group;

@@ -1,5 +1,5 @@
-//! The vectors of `tests/vectors/tags`: from documents to the instances that take a request, through
-//! reader, mesh, compilation and decision.
+//! The vectors of `tests/vectors/tags`: from documents to the instances that receive a request, through reader,
+//! mesh, compilation and decision.
 
 use crate::group::{Group, vectors};
 
@@ -13,7 +13,7 @@ fn native_rules_choose_as_they_say() {
     run("native.json", 80);
 }
 
-/// Runs the groups of a file, of which there are at least so many.
+/// Runs the groups of a file, at least so many.
 fn run(file: &str, least: usize) {
     let vectors = vectors(file);
     let groups = vectors["groups"].as_array().unwrap();

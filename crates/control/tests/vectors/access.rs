@@ -1,4 +1,4 @@
-//! The vectors of `tests/vectors/access`: from documents to who is let in and out, through reader,
+//! The vectors of `tests/vectors/access`: from documents to inbound and outbound authorization, through reader,
 //! mesh, compilation and decision.
 
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ fn access_is_as_it_says() {
     run("access/access.json", 48, wrong);
 }
 
-/// What of a group is not as expected.
+/// Returns the mismatches of a group.
 fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
@@ -26,7 +26,7 @@ fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
         if found != case["expect"] {
             wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
         }
-        // Whoever changes what is done here has to say how it differs from OSM, or that it does not.
+        // Each case with a different result from OSM documents the difference, and no other case does.
         let differs = case.get("osm").is_some_and(|code| code.as_u64() != Some(exit_code(&found)));
         if differs != case.get("differs").is_some() {
             wrong.push(format!("{}: `osm` and `differs` do not fit {found}", case["name"]));
@@ -35,7 +35,7 @@ fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
     wrong
 }
 
-/// What `curl --fail` exits with.
+/// Returns the exit code of `curl --fail`.
 fn exit_code(found: &Value) -> u64 {
     match (found.get("status"), found.get("reset")) {
         (Some(_), _) => 22,
@@ -44,7 +44,7 @@ fn exit_code(found: &Value) -> u64 {
     }
 }
 
-/// What becomes of a request or a connection, in the words of an expectation.
+/// Returns the result for a request or a connection, in the form of an expectation.
 fn found(objects: &[Object], case: &Value) -> Value {
     let headers = headers(&case["request"]);
     let view = view(&case["request"], &headers);
@@ -54,7 +54,7 @@ fn found(objects: &[Object], case: &Value) -> Value {
     }
 }
 
-/// To the service `stock`: its client's sidecar decides, if it has one, and then the service's.
+/// Decides a call to the service `stock`: its client's sidecar, if it has one, and then the service's.
 fn enters(objects: &[Object], case: &Value, request: Option<&RequestView<'_>>) -> Value {
     let stock = workload("shop/stock");
     let port = application_port(case["port"].as_u64().unwrap());
@@ -106,14 +106,14 @@ fn decided(
     }
 }
 
-/// Whether the client's own sidecar sends anything to `stock`.
+/// True if the client's own sidecar sends requests to `stock`.
 fn may_call(objects: &[Object], client: &str) -> bool {
     let service = "shop/stock".parse().unwrap();
     let snapshot = snapshot_for(objects, &workload(client), &[service]).unwrap();
     snapshot.services.values().all(|view| view.reach == Reach::Allowed)
 }
 
-/// To an address outside the mesh.
+/// Decides a call to an address outside the mesh.
 fn leaves(
     objects: &[Object],
     (case, to): (&Value, &str),
@@ -144,7 +144,7 @@ fn leaves(
     }
 }
 
-/// What the client gets: an answer where a request is seen and the reason has one.
+/// Returns the result at the client: a response if a request is detected and the reason has a status.
 fn ended(reason: Reason, is_seen: bool) -> Value {
     match reason.status() {
         status if is_seen && status != 0 => json!({"status": status, "reason": reason.label()}),
@@ -160,7 +160,7 @@ fn member(client: &str) -> SpiffeId {
     }
 }
 
-/// What a client calls itself by the certificate of a guest.
+/// Returns the name in an external principal's certificate.
 fn guest(tls: &Value) -> Option<Name> {
     tls["guest"].as_str().map(|name| Name::new(name).unwrap())
 }
@@ -176,7 +176,7 @@ fn origin(from: &Value) -> Origin {
     Origin { address: from["address"].as_str().unwrap().parse().unwrap(), carrier }
 }
 
-/// The port of the application behind a port of the service.
+/// Returns the application port of a service port.
 fn application_port(port: u64) -> u16 {
     match port {
         9080 => 8080,

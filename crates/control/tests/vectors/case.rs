@@ -1,4 +1,4 @@
-//! What the files of vectors have in common: a mesh, groups with documents, and requests.
+//! Common parts of vector files: a mesh, groups with documents, and requests.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use leno_registry::{Rejected, read_str};
 use leno_traffic::RequestView;
 use serde_json::{Value, json};
 
-/// A file of vectors.
+/// Reads a file of vectors.
 pub(crate) fn vectors(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Runs the groups of a file, of which there are at least so many; `wrong` says what of one is not
-/// as expected, given what its documents and the mesh of the file mean.
+/// Runs the groups of a file, at least so many; `wrong` returns the mismatches of a group, given the objects of
+/// its documents and of the file's mesh.
 pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) -> Vec<String>) {
     let vectors = vectors(file);
     let groups = vectors["groups"].as_array().unwrap();
@@ -33,7 +33,7 @@ pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) ->
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// The mesh of all groups, the settings of the group if it has some, and its documents.
+/// Returns the mesh of all groups, the settings of the group if any, and its documents.
 fn objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<Rejected>) {
     let config = group.get("config").map(|spec| {
         json!({
@@ -50,7 +50,7 @@ fn objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<Rejected>) {
     (objects.into_iter().map(|(object, _)| object).collect(), rejected)
 }
 
-/// The headers of a request.
+/// Returns the headers of a request.
 pub(crate) fn headers(request: &Value) -> Vec<(String, String)> {
     let headers = request["headers"].as_array().into_iter().flatten();
     headers
@@ -58,7 +58,7 @@ pub(crate) fn headers(request: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A request, with its headers; `None` where none is seen.
+/// Returns a request with its headers; `None` if no request is detected.
 pub(crate) fn view<'a>(
     request: &'a Value,
     headers: &'a Vec<(String, String)>,
@@ -72,7 +72,7 @@ pub(crate) fn view<'a>(
     })
 }
 
-/// A workload by `NAMESPACE/NAME`.
+/// Parses a workload name `NAMESPACE/NAME`.
 pub(crate) fn workload(name: &str) -> WorkloadName {
     let (namespace, name) = name.split_once('/').unwrap();
     WorkloadName::new(namespace, name).unwrap()

@@ -1,4 +1,4 @@
-//! Vectors that go from documents through reader, mesh and compilation to what sidecars decide.
+//! Vectors from documents through reader, mesh and compilation to sidecars' decisions.
 
 #[cfg(test)]
 mod access;

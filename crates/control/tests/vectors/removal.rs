@@ -1,4 +1,4 @@
-//! The vectors of `tests/vectors/removal/classifier.json`: which endings count against an instance.
+//! The vectors of `tests/vectors/removal/classifier.json`: the results that count against an instance.
 
 use leno_model::{FailureClasses, Object, Reason, ServiceRule};
 use leno_registry::read_str;
@@ -11,7 +11,7 @@ use crate::case::vectors;
 fn what_sermant_is_told_to_count_counts() {
     let vectors = vectors("removal/classifier.json");
     let cases = vectors["cases"].as_array().unwrap();
-    // What is thrown in the client's process, only who is in there can see.
+    // Only an agent within the client's process sees its exceptions.
     let (inside, seen): (Vec<&Value>, Vec<&Value>) =
         cases.iter().partition(|case| case["agent"].as_bool() == Some(true));
     assert!(inside.len() >= 10 && seen.len() >= 10, "{} and {}", inside.len(), seen.len());
@@ -30,7 +30,7 @@ fn what_sermant_is_told_to_count_counts() {
     }
 }
 
-/// The classes that a `SermantRemoval` with these exceptions counts.
+/// Returns the classes that a `SermantRemoval` with these exceptions counts.
 fn classes(exceptions: &Value) -> FailureClasses {
     let config = json!({"enableRemoval": true, "exceptions": exceptions});
     let document = json!({

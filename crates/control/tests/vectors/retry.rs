@@ -1,5 +1,4 @@
-//! The vectors of `tests/vectors/retry`: whether a request that fails is sent once more, and how many
-//! a service is made to bear.
+//! The vectors of `tests/vectors/retry`: retries of failed requests, and the total load on a service.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +37,7 @@ fn a_budget_bounds_retries() {
     }
 }
 
-/// What of a group is not as expected.
+/// Returns the mismatches of a group.
 fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
     let client = workload("shop/web");
     let service = || "shop/stock".parse().unwrap();
@@ -57,7 +56,7 @@ fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
     wrong
 }
 
-/// The pause in milliseconds before each further attempt, at the least; and false in the end.
+/// Returns the minimum pause in milliseconds before each further attempt, and false at the end.
 fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value {
     let actions: Option<&Arc<CompiledActions>> = match routes.choose(request, 0) {
         RouteChoice::To { rule, index, .. } => rule.actions_at(index),
@@ -84,7 +83,7 @@ fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value
         let again = match (rule, setback) {
             (Some(rule), _) => retry_by_rule(rule, setback, &attempt),
             (None, Setback::Failed(reason)) => retry(reason, &attempt),
-            // Without a rule answers are answers.
+            // Without a rule, responses are not retried.
             (None, Setback::Answered(_)) => false,
         };
         if !again {

@@ -1,5 +1,4 @@
-//! The vectors of `tests/vectors/routes`: which rule decides a request, and what pages of other
-//! origins are told.
+//! The vectors of `tests/vectors/routes`: the rule for each request, and CORS responses.
 
 use std::sync::Arc;
 
@@ -21,10 +20,10 @@ fn pages_of_other_origins_are_told_what_they_may() {
     run("routes/cors.json", 10, |objects, group| wrong(objects, group, told));
 }
 
-/// Decides a request, in the words of an expectation.
+/// Decides a request, in the form of an expectation.
 type Decide = fn(&RouteChoice<'_>, &RequestView<'_>) -> Value;
 
-/// What of a group is not as expected.
+/// Returns the mismatches of a group.
 fn wrong(objects: &[Object], group: &Value, decide: Decide) -> Vec<String> {
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
@@ -44,7 +43,7 @@ fn wrong(objects: &[Object], group: &Value, decide: Decide) -> Vec<String> {
     wrong
 }
 
-/// The backend, `own` for the service's own endpoints, or the reason.
+/// Returns the backend, `own` for the service's own endpoints, or the reason.
 fn decided(choice: &RouteChoice<'_>, _: &RequestView<'_>) -> Value {
     match choice {
         RouteChoice::Direct => json!("own"),
@@ -55,7 +54,7 @@ fn decided(choice: &RouteChoice<'_>, _: &RequestView<'_>) -> Value {
     }
 }
 
-/// What is answered, or what is done to the answer, because of its origin.
+/// Returns the CORS response, or the changes of the response, for a request's origin.
 fn told(choice: &RouteChoice<'_>, request: &RequestView<'_>) -> Value {
     let RouteChoice::To { rule, index, .. } = choice else { panic!("{choice:?}") };
     let Some(cors) = rule.actions_at(*index).and_then(|actions| actions.cors.as_ref()) else {

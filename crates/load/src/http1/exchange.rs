@@ -1,4 +1,4 @@
-//! One request and its response on one connection, both at once.
+//! One request and its response on one connection, concurrently.
 
 use std::io;
 use std::pin::Pin;
@@ -11,12 +11,12 @@ use super::response::{Received, Receiving};
 use crate::error_kind::ErrorKind;
 use crate::world::{Desk, Surroundings};
 
-/// One request and its response on one connection. The response may come before the end of the
-/// request, as refusals do.
+/// One request and its response on one connection. The response may arrive before the end of the request, as
+/// rejections do.
 pub(super) struct Exchange<'a, S> {
     stream: &'a mut S,
     unsent: &'a [u8],
-    /// The server takes no more of the request; it may still say why.
+    /// True if the server reads no more of the request; it may still respond.
     refused: bool,
     receiving: &'a mut Receiving,
 }
@@ -31,7 +31,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
         Self { stream, unsent: &request.bytes, refused: false, receiving }
     }
 
-    /// Writes what can be written, and reads until the response is complete.
+    /// Writes as much as possible, and reads until the response is complete.
     pub(super) fn poll<W>(
         &mut self,
         context: &mut Context<'_>,

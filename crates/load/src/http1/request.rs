@@ -1,20 +1,20 @@
-//! Requests as they are sent: written once, checked once, sent many times.
+//! Serialized requests: written once, validated once, sent many times.
 
 use leno_wire::http1::{Answers, Malformed, Parsed, RequestHead};
 
 use crate::plan::{Form, InvalidPlan, Reuse, Target};
 
-/// A request as it is sent.
+/// A serialized request.
 #[derive(Debug)]
 pub(super) struct Request {
     /// Head and body.
     pub(super) bytes: Vec<u8>,
-    /// What its method means for the response.
+    /// The effect of its method on the response framing.
     pub(super) answers: Answers,
 }
 
 impl Request {
-    /// Writes the request and reads it back as a strict server would.
+    /// Serializes the request and parses it as a strict server would.
     pub(super) fn new(target: &Target, reuse: Reuse) -> Result<Self, InvalidPlan> {
         let mut bytes = head(target, reuse).into_bytes();
         let head_bytes = bytes.len();
@@ -22,7 +22,7 @@ impl Request {
         let mut read = RequestHead::default();
         match read.parse(&bytes).map_err(malformed)? {
             Parsed::Complete(length) if length == head_bytes => {}
-            // A line end within a name or value would make two messages of one.
+            // A line end within a name or value would split the message in two.
             Parsed::Complete(_) | Parsed::Partial => return Err(malformed(Malformed::LineEnd)),
         }
         if target.method == "CONNECT" || read.upgrade {
@@ -43,7 +43,7 @@ fn head(target: &Target, reuse: Reuse) -> String {
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
-    // RFC 9110 section 8.6: a method that gives content a meaning says so even without any.
+    // RFC 9110 section 8.6: methods that define a meaning for content send the length even without content.
     if !body.is_empty() || matches!(method.as_str(), "POST" | "PUT" | "PATCH") {
         head.push_str(&format!("content-length: {}\r\n", body.len()));
     }

@@ -1,33 +1,31 @@
-//! A response as its bytes come in: nothing is kept but what ends in the middle of a head or of
-//! framing.
+//! Incremental response parser: buffers only incomplete heads and framing.
 
 use leno_wire::http1::{Answers, BodyDecoder, Parsed, ResponseHead};
 
 use crate::error_kind::ErrorKind;
 
-/// A response that is complete.
+/// A complete response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Received {
     pub(super) status: u16,
-    /// The connection can take another request.
+    /// True if the connection can be reused.
     pub(super) reusable: bool,
 }
 
-/// A response that is under way.
+/// A response in progress.
 #[derive(Debug, Default)]
 pub(super) struct Receiving {
     answers: Answers,
-    /// How many interim responses came before it.
+    /// The number of preceding interim responses.
     interim: u32,
     received: Option<Received>,
     body: Option<BodyDecoder>,
-    /// What could not be understood yet. Heads and framing are bounded by their parsers, so
-    /// this is too.
+    /// Bytes that could not be parsed yet. Bounded, since the parsers bound heads and framing.
     rest: Vec<u8>,
 }
 
 impl Receiving {
-    /// Expects a new response.
+    /// Starts a new response.
     pub(super) fn begin(&mut self, answers: Answers) {
         self.answers = answers;
         self.interim = 0;
@@ -36,7 +34,7 @@ impl Receiving {
         self.rest.clear();
     }
 
-    /// Takes what has arrived; tells when the response is complete.
+    /// Parses received bytes; returns the response when it is complete.
     ///
     /// # Errors
     /// [`ErrorKind::Malformed`].
@@ -57,16 +55,16 @@ impl Receiving {
         }
         let complete = self.body.as_ref().is_some_and(BodyDecoder::is_complete);
         match self.received.filter(|_| complete) {
-            // Nobody asked for more: whatever it is, it is not the next response.
+            // Unsolicited bytes: they are not the next response.
             Some(_) if !self.rest.is_empty() => Err(ErrorKind::Malformed),
             received => Ok(received),
         }
     }
 
-    /// The connection was closed.
+    /// Handles the close of the connection.
     ///
     /// # Errors
-    /// [`ErrorKind::Closed`] unless that is how the response ends.
+    /// [`ErrorKind::Closed`] unless the close delimits the response.
     pub(super) fn end(&mut self) -> Result<Received, ErrorKind> {
         let (Some(received), Some(body)) = (self.received, &mut self.body) else {
             return Err(ErrorKind::Closed);
@@ -75,7 +73,7 @@ impl Receiving {
         Ok(received)
     }
 
-    /// Understands as much as it can; tells how much that was.
+    /// Parses as much as possible; returns the number of bytes consumed.
     fn take(&mut self, head: &mut ResponseHead, bytes: &[u8]) -> Result<usize, ErrorKind> {
         let mut at = 0;
         while self.received.is_none() {
@@ -107,7 +105,7 @@ impl Receiving {
             };
         }
         if head.tunnel {
-            // Nobody asked for another protocol.
+            // No upgrade was requested.
             return Err(ErrorKind::Malformed);
         }
         self.received = Some(Received { status: head.status, reusable: head.keep_alive });
@@ -116,5 +114,5 @@ impl Receiving {
     }
 }
 
-/// A server may say 100 Continue, and early hints; more than a few make no sense.
+/// A server may send 100 Continue and early hints; more than a few make no sense.
 const INTERIM_RESPONSES_MAX: u32 = 16;

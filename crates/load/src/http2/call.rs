@@ -19,7 +19,7 @@ impl Request {
             .send_request(self.head.clone(), self.body.is_empty())
             .map_err(|error| kind(&error))?;
         if !self.body.is_empty() {
-            // The server may refuse the rest and say why.
+            // The server may reject the rest and respond.
             drop(upload.send_data(self.body.clone(), true));
         }
         let (head, mut body) = response.await.map_err(|error| kind(&error))?.into_parts();
@@ -40,7 +40,7 @@ impl Request {
     }
 }
 
-/// The status of a call: in the trailers, or in the head if there was nothing to send.
+/// Returns the status of a call: from the trailers, or from the head of a trailers-only response.
 async fn grpc_status(
     body: &mut RecvStream,
     head: &HeaderMap,
@@ -56,7 +56,7 @@ async fn grpc_status(
     Ok(u8::try_from(code).unwrap_or(GRPC_UNKNOWN))
 }
 
-/// How much of one message of gRPC has come; its content does not matter here.
+/// The received part of a gRPC message; its content is ignored.
 #[derive(Debug, Default)]
 struct Message {
     prefix: [u8; GRPC_PREFIX_BYTES],
@@ -72,24 +72,24 @@ impl Message {
         self.bytes += bytes.len() as u64;
     }
 
-    /// Whether exactly one message has come.
+    /// True if exactly one complete message was received.
     fn is_whole(&self) -> bool {
         let [_, length @ ..] = self.prefix;
         self.bytes == GRPC_PREFIX_BYTES as u64 + u64::from(u32::from_be_bytes(length))
     }
 }
 
-/// What it is that a connection or a stream failed.
+/// Classifies an error of a connection or a stream.
 pub(super) fn kind(error: &h2::Error) -> ErrorKind {
     if let Some(error) = error.get_io() {
-        // The end of a connection comes as a broken pipe that no system call has reported.
+        // `h2` reports the end of a connection as a broken pipe without an OS error.
         let ended = error.kind() == io::ErrorKind::BrokenPipe && error.raw_os_error().is_none();
         return if ended { ErrorKind::Closed } else { ErrorKind::of_transfer(error) };
     }
     match (error.is_remote(), error.is_library()) {
         (true, _) if error.is_go_away() => ErrorKind::Closed,
         (true, _) => ErrorKind::Reset,
-        // We ended it because the server broke a rule.
+        // Closed by the client because of a protocol error of the server.
         (false, true) => ErrorKind::Malformed,
         (false, false) => ErrorKind::Other,
     }

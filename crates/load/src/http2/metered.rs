@@ -1,4 +1,4 @@
-//! A connection whose bytes are counted.
+//! A connection with byte counters.
 
 use std::io;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::world::Meter;
 
-/// A connection whose bytes are counted.
+/// A connection with byte counters.
 #[derive(Debug)]
 pub(super) struct Metered<S> {
     stream: S,

@@ -1,4 +1,4 @@
-//! Requests as HTTP/2 sends them: made once, checked once, sent many times.
+//! Prepared HTTP/2 requests: built once, validated once, sent many times.
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, TE};
@@ -6,20 +6,20 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
 use crate::plan::{InvalidPlan, Protocol, Target};
 
-/// A request as it is sent.
+/// A prepared request.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) head: http::Request<()>,
-    /// With gRPC, the message in its frame.
+    /// The body; for gRPC, the framed message.
     pub(super) body: Bytes,
     pub(super) kind: Kind,
 }
 
-/// What a response means.
+/// The response semantics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
-    /// The response ends with a status of its own.
+    /// The response ends with a gRPC status.
     Grpc,
 }
 
@@ -54,7 +54,7 @@ impl Request {
     }
 }
 
-/// The fields of a request; `None` if one of them cannot be sent.
+/// Returns the headers of a request; `None` if one of them cannot be sent.
 fn fields(target: &Target, kind: Kind, method: &Method) -> Option<HeaderMap> {
     let mut fields = HeaderMap::new();
     for (name, value) in &target.headers {
@@ -69,7 +69,7 @@ fn fields(target: &Target, kind: Kind, method: &Method) -> Option<HeaderMap> {
             fields.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/grpc"));
             fields.insert(TE, HeaderValue::from_static("trailers"));
         }
-        // RFC 9110 section 8.6: a method that gives content a meaning says so even without any.
+        // RFC 9110 section 8.6: methods that define a meaning for content send the length even without content.
         Kind::Plain if !target.body.is_empty() || gives_content_a_meaning(method) => {
             fields.insert(CONTENT_LENGTH, HeaderValue::from(target.body.len()));
         }
@@ -82,7 +82,7 @@ fn gives_content_a_meaning(method: &Method) -> bool {
     matches!(*method, Method::POST | Method::PUT | Method::PATCH)
 }
 
-/// A message as gRPC frames it: not compressed, then its length.
+/// Frames a gRPC message: the flag "uncompressed", then its length.
 fn framed(message: &[u8]) -> Option<Bytes> {
     let length = u32::try_from(message.len()).ok()?;
     let mut frame = Vec::with_capacity(GRPC_PREFIX_BYTES + message.len());
@@ -92,10 +92,10 @@ fn framed(message: &[u8]) -> Option<Bytes> {
     Some(Bytes::from(frame))
 }
 
-/// A flag and a length come before each message of gRPC.
+/// The prefix of a gRPC message: a flag and a length.
 pub(super) const GRPC_PREFIX_BYTES: usize = 5;
 
-/// What belongs to a connection has no place in HTTP/2 (RFC 9113 section 8.2.2).
+/// Connection-specific headers are not allowed in HTTP/2 (RFC 9113 section 8.2.2).
 const CONNECTION_FIELDS: [&str; 5] =
     ["connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"];
 

@@ -1,4 +1,4 @@
-//! HTTP/2 and gRPC against a server that answers as it is told.
+//! HTTP/2 and gRPC against a scripted server.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -50,12 +50,12 @@ fn fresh_connections_carry_one_request_each() {
 fn a_connection_that_was_taken_back_is_opened_again_without_an_error() {
     run(async {
         let server = Server::start(Act::AnswerAndLeave).await;
-        // Slowly enough to hear of it before the next request.
+        // Slow enough to notice it before the next request.
         let pace = Pace::Open { rate: 20, connections: 1 };
         let plan = Plan { pace, duration: ms(400), ..plan(server.target()) };
         let report = report(plan).await;
         assert_eq!(total(&report).successes(), 8, "{report:?}");
-        // On a busy machine we may hear of it later.
+        // On a busy machine the client may notice it later.
         assert!(server.connections.get() > 1);
     });
 }
@@ -71,7 +71,7 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
     ] {
         run(async move {
             let server = Server::start(act).await;
-            // Only who is to be late may be.
+            // Only the timeout case may time out.
             let timeout = if kind == "timeout" { ms(50) } else { ms(10_000) };
             let plan = Plan { timeout, ..plan(server.target()) };
             let report = report(plan).await;
@@ -130,11 +130,11 @@ fn total(report: &Report) -> &TargetReport {
     report.target("t").unwrap()
 }
 
-/// What the server does with every request.
+/// The server's action for every request.
 #[derive(Debug, Clone, Copy)]
 enum Act {
     Answer,
-    /// And takes no further request on that connection.
+    /// Responds, and accepts no further request on this connection.
     AnswerAndLeave,
     Status(u16),
     Call {
@@ -146,9 +146,9 @@ enum Act {
     },
     Reset,
     Hang,
-    /// Closes the connection in the middle.
+    /// Closes the connection mid-response.
     Cut,
-    /// Knows nothing of HTTP/2.
+    /// Speaks HTTP/1.1 only.
     SpeakHttp1,
 }
 
@@ -183,7 +183,7 @@ async fn converse(stream: TcpStream, act: Act) {
     if let Act::SpeakHttp1 = act {
         stream.readable().await.unwrap();
         drop(stream.try_write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"));
-        // Read what is still coming, or closing would reset what was just written.
+        // Drain input: closing with unread data would reset the connection and lose the response.
         while stream.readable().await.is_ok() && !matches!(stream.try_read(&mut [0; 1024]), Ok(0)) {
         }
         return;

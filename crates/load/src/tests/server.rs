@@ -1,4 +1,4 @@
-//! A server that does exactly as it is told.
+//! A scripted server.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -9,17 +9,17 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_local;
 
-/// What the test server does with a request.
+/// The server's action for a request.
 #[derive(Clone)]
 pub(super) struct Answer {
     pub(super) text: std::borrow::Cow<'static, str>,
-    /// How many bytes are written at once.
+    /// The number of bytes per write.
     pub(super) piece: usize,
     /// Closes the connection afterwards.
     pub(super) closes: bool,
     /// Closes the connection with the request unread, which resets it.
     pub(super) resets: bool,
-    /// Stands still for [`STALL`] first.
+    /// Stalls for [`STALL`] first.
     pub(super) stalls: bool,
 }
 
@@ -33,7 +33,7 @@ impl Answer {
     }
 }
 
-/// A server that answers its n-th request as it is told.
+/// A server with a scripted response to its n-th request.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     /// The heads of all requests so far.
@@ -96,7 +96,7 @@ async fn converse(
         }
         if answer.closes {
             stream.shutdown().await.ok();
-            // Read what is still coming, or closing would reset what was just written.
+            // Drain input: closing with unread data would reset the connection and lose the response.
             while stream.read(&mut [0; 65_536]).await.is_ok_and(|read| read > 0) {}
             return;
         }

@@ -1,4 +1,4 @@
-//! A server that stands still for a second, on a clock that only the test moves.
+//! A server with a stall of one second, on a mock clock.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
     let report = run(Pace::Open { rate: 100, connections: 50 }).await;
     let target = report.total();
     assert_eq!((target.requests(), target.successes()), (1000, 1000));
-    // Due at 4.00, 4.01 … 4.99, answered at 5.00 or a moment later.
+    // Due at 4.00, 4.01 … 4.99, response at 5.00 or shortly after.
     assert_eq!(target.latency.count_from(ms(5)), 100);
     assert_eq!(target.latency.count_from(ms(505)), 50);
     let about = |quantile, expected: Duration| {
@@ -39,7 +39,7 @@ async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
 async fn a_single_connection_answers_for_the_queue_before_it_too() {
     let target = run(Pace::Open { rate: 100, connections: 1 }).await.total();
     assert_eq!((target.requests(), target.successes()), (1000, 1000));
-    // After the stall it has to catch up at 1000 per second, and more become due meanwhile.
+    // After the stall it catches up at 1000 per second, while more become due.
     let slow = target.latency.count_from(ms(5));
     assert!((100..125).contains(&slow), "{slow}");
 }
@@ -61,9 +61,9 @@ async fn run(pace: Pace) -> Report {
     order.carry_out(Stage { still: now + second * 4..now + second * 5 }).await.unwrap()
 }
 
-/// A world in memory, with one server.
+/// An in-memory world with one server.
 struct Stage {
-    /// When it answers nobody.
+    /// The time in which it does not respond.
     still: Range<Instant>,
 }
 
@@ -99,5 +99,5 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// How long the server takes otherwise.
+/// The server's normal latency.
 const SERVICE: Duration = ms(1);

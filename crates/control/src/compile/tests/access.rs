@@ -1,10 +1,10 @@
-//! Who is let in where, and which clients see it.
+//! Access rules of workloads, and the clients that see them.
 
 use leno_model::{Change, Object, TrafficMode, Workload};
 
 use super::*;
 
-/// The mesh in this mode, with the namespace and the workload `reviews-v1-1` in modes of their own.
+/// Returns the mesh in this mode, with the namespace and the workload `reviews-v1-1` in modes of their own.
 fn mixed(modes: [Option<TrafficMode>; 3]) -> Mesh {
     let [whole, namespace, own] = modes;
     let mut mesh = mesh(&strict(""));

@@ -1,4 +1,4 @@
-//! What is open to clients outside the mesh at a workload, and what it reaches outside.
+//! Ingress and egress rules of a workload.
 
 use leno_model::{Change, Egress, Entry, Object, ObjectKey, Opening, ToldBy, WorkloadPlan};
 
@@ -37,7 +37,7 @@ fn a_port_is_open_where_a_policy_names_its_service() {
         ranges.collect::<Vec<_>>().join(" ")
     };
     assert_eq!(shown(opening), "10.9.0.0/16");
-    // Who is behind a source may come in, with a sidecar or without.
+    // Members of a source service are allowed, with a sidecar or without.
     apply(
         &mut mesh,
         "apiVersion: v1\nkind: Service\nmetadata: {name: nginx, namespace: edge}\n\
@@ -51,7 +51,7 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     let touched = mesh.apply(Change::Upsert(Object::Workload(nginx.clone())));
     assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
     assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
-    // All of its addresses count, unless they are those of its machine.
+    // All of its addresses count, except those of its node.
     let both = ["fd00::1".parse().unwrap()].into();
     let both = Workload { other_addresses: both, ..nginx.clone() };
     mesh.apply(Change::Upsert(Object::Workload(both.clone())));
@@ -92,7 +92,7 @@ fn a_port_is_open_in_one_way_whichever_service_leads_there() {
     apply(&mut mesh, OPEN);
     let other = OPEN.replace("name: web,", "name: x,").replace("name: reviews", "name: stars");
     apply(&mut mesh, &other);
-    // The same said twice is no contradiction.
+    // A duplicate is not a contradiction.
     assert_eq!(openings(&mesh, "reviews-v1-1").len(), 2);
     apply(&mut mesh, &other.replace("protocol: http", "protocol: grpc"));
     let found = openings(&mesh, "reviews-v1-1");
@@ -144,7 +144,7 @@ fn an_account_is_let_out_only_where_nobody_else_is() {
     let plan_of_it = plan(&mesh, "reviews-v1-1");
     let found: Vec<_> = plan_of_it.outlets.iter().map(|it| (it.port, it.told_by)).collect();
     assert_eq!(found, [(443, ToldBy::ServerName), (25, ToldBy::Address)]);
-    // Nothing names a host there.
+    // The protocol carries no host name.
     assert!(plan_of_it.outlets[1].hosts.is_empty());
     assert_eq!(plan(&mesh, "details-1").outlets, []);
 }

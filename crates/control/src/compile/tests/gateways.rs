@@ -1,4 +1,4 @@
-//! What the proxies of a gateway know, and nobody else.
+//! The configuration of gateway proxies.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,8 +11,8 @@ use super::*;
 use crate::fixture::objects;
 use crate::mesh::Listeners;
 
-/// Bookinfo with the pods of a gateway `edge`, one that only says it is, and a gateway for reviews,
-/// ratings and nobody.
+/// Bookinfo with a pod of the gateway `edge`, one that falsely claims to be, and the gateway itself, with
+/// routes to reviews, ratings and a missing service.
 fn cluster() -> Mesh {
     let pod = |name: &str, account: &str| {
         format!(
@@ -119,10 +119,10 @@ fn what_has_no_sidecar_is_reached_in_plaintext() {
     for name in ["ratings", "reviews-v1"] {
         assert_eq!(endpoints(&sidecar, name), endpoints(&edge, name), "as by gateways");
     }
-    // It is no member: it cannot join, be counted or listen.
+    // It is not a member: it cannot join, be counted or listen.
     assert_eq!(mesh.workload(&plain.name), None);
     assert!(mesh.listen(&plain.name, Some(Listeners::new())).is_empty());
-    // Not ready, then gone.
+    // Not ready, then removed.
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain.clone() })));
     assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings"), []);
     mesh.apply(Change::Upsert(Object::Workload(Workload { sidecar: true, ..plain.clone() })));
@@ -134,7 +134,8 @@ fn what_has_no_sidecar_is_reached_in_plaintext() {
     assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings"), []);
 }
 
-/// The view of `reviews-v1` at the gateway `edge`, where one pod has a sidecar and one has none, with these objects.
+/// Returns the view of `reviews-v1` at the gateway `edge`, with one pod with a sidecar and one without, after
+/// these objects.
 fn reviews_beside(policy: &str) -> Vec<(String, bool)> {
     let mut mesh = cluster();
     let plain = unmeshed_workload("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
@@ -180,7 +181,8 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
     for policy in enforced {
         assert_eq!(reviews_beside(&policy), [("reviews-v1-1".to_owned(), true)], "{policy}");
     }
-    // Services over the same pods: `reviews` selects those of `reviews-v1` too, and `reviews-b` leads to the same port.
+    // Services over the same pods: `reviews` selects those of `reviews-v1` too, and `reviews-b` forwards to the
+    // same port.
     let beside = of_service("RateLimit", "concurrency: {requests: 10}");
     let other = beside.replace("name: reviews-v1", "name: reviews");
     assert_eq!(reviews_beside(&other), [("reviews-v1-1".to_owned(), true)], "{other}");
@@ -193,7 +195,7 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
     let others = [
         of_service("Hedging", "after: 50ms"),
         access("serviceAccounts: [details], deny: [{from: [{namespace: other}]}]"),
-        // Decides nothing in mode permissive.
+        // Has no effect in mode permissive.
         access("serviceAccounts: [reviews], allow: [{from: [{namespace: other}]}]"),
     ];
     for policy in others {
@@ -228,7 +230,7 @@ fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
     }
     let edge = known(&mesh, "edge-1", &[]);
     assert_eq!(endpoints(&edge, "ratings").len(), 1);
-    // No policy lets it call those with a sidecar, and who has none beside them is no way around.
+    // No policy lets it call those with a sidecar, and unmeshed endpoints next to them are not a bypass.
     for name in ["details", "reviews-v1"] {
         assert_eq!(edge.snapshot.services[&service(name)].reach, Reach::Denied, "{name}");
     }
@@ -244,7 +246,7 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
                 spec: {selector: {gateway.networking.k8s.io/gateway-name: edge}, ports: [{port: 80}]}";
     let Some(Object::Service(mut edge)) = objects(yaml).pop() else { panic!("a service") };
     edge.addresses.insert(address);
-    // Without the one that only says that it is a proxy.
+    // Without the pod that falsely claims to be a proxy.
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let at = |mesh: &Mesh, at| {

@@ -1,4 +1,4 @@
-//! Services of which only some workloads have a sidecar: the endpoints for clients with one.
+//! Services with and without sidecars: the endpoints for clients with a sidecar.
 
 use std::net::IpAddr;
 
@@ -11,8 +11,8 @@ use super::gateways::{endpoints, known, unmeshed_workload};
 use super::*;
 use crate::fixture::objects;
 
-/// Bookinfo in a cluster: `reviews-v1` has the address 10.96.0.9, one pod with a sidecar (`reviews-v1-1`) and as many without
-/// as `plain` names.
+/// Bookinfo in a cluster: `reviews-v1` has the address 10.96.0.9, one pod with a sidecar (`reviews-v1-1`), and
+/// the pods in `plain` without one.
 pub(super) fn cluster(text: &str, plain: &[&str]) -> Mesh {
     let mut mesh = mesh(text);
     let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
@@ -26,13 +26,13 @@ pub(super) fn cluster(text: &str, plain: &[&str]) -> Mesh {
     mesh
 }
 
-/// The pod with a sidecar becomes ready, or is not any more.
+/// Sets the readiness of the pod with a sidecar.
 fn set_ready(mesh: &mut Mesh, ready: bool) {
     let member = mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready, ..member })));
 }
 
-/// The endpoints that a client sees, each with a mark of those with a sidecar.
+/// Returns the endpoints that a client sees, each with a mark for a sidecar.
 pub(super) fn seen(mesh: &Mesh) -> Vec<(String, bool)> {
     let all = endpoints(&known(mesh, "productpage-1", &["reviews-v1"]), "reviews-v1");
     all.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
@@ -43,7 +43,7 @@ fn both() -> [(String, bool); 3] {
         .map(|(name, has_sidecar)| (name.to_owned(), has_sidecar))
 }
 
-/// True when connections to the address of the service are balanced by sidecars.
+/// True if sidecars balance connections to the address of the service.
 pub(super) fn is_balanced(mesh: &Mesh) -> bool {
     let found = occupants(mesh, &BTreeSet::from([ADDRESS]), &mut Views::default());
     assert!(found.decided_by.contains(&service("reviews-v1")));
@@ -63,7 +63,7 @@ fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
     let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), both());
-    // One that is not ready is no endpoint, and becomes one without any other change.
+    // An unready pod is not an endpoint, and becomes one without any other change.
     let mut plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     plain.ready = false;
     let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
@@ -78,12 +78,12 @@ fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
 fn a_pod_with_a_sidecar_that_is_not_ready_changes_nothing() {
     let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     set_ready(&mut mesh, false);
-    // Sidecars balance before it is ready: the network of the cluster would lead plaintext to it.
+    // Sidecars balance before it is ready: the cluster network would route plaintext to it.
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), both()[1..]);
     set_ready(&mut mesh, true);
     assert!(is_balanced(&mesh));
-    // Its sidecar has not been heard of, as after a start of the control plane: no plaintext by silence.
+    // Its sidecar has not reported yet, as after a start of the control plane: unknown endpoints fail closed.
     mesh.listen(&workload("reviews-v1-1"), None);
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), both()[1..]);
@@ -110,7 +110,7 @@ fn a_service_leaves_the_mesh_as_it_came() {
     assert_eq!(seen(&mesh), both()[1..]);
 }
 
-/// Issue 27: the endpoints of a Service without a selector are known only when they take requests.
+/// The endpoints of a Service without a selector are known only once they receive requests.
 #[test]
 fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
     let joining = |mesh: &mut Mesh, marked: &[&str]| {
@@ -180,12 +180,13 @@ fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
         let members = if with_policy { 1 } else { 0 };
         assert_eq!(seen(&mesh), both()[..members], "{spec}");
         assert_eq!(barred(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
-        // The mode keeps requests from the others also without a ready member, and says so; `egress` does not.
+        // The mode blocks requests to unmeshed endpoints also without a ready member, and reports it; `egress`
+        // does not.
         set_ready(&mut mesh, false);
         assert_eq!(is_balanced(&mesh), barrier == Barrier::Strict, "{spec}");
         let excluded = Some((2, barrier)).filter(|_| barrier == Barrier::Strict);
         assert_eq!(barred(&mesh, &reviews(&mesh)), excluded, "{spec}");
-        // Not where no pod has a sidecar: clients reach the service as without a mesh.
+        // Not if no pod has a sidecar: clients reach the service as without a mesh.
         mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
         assert_eq!(barred(&mesh, &reviews(&mesh)), None, "{spec}");
     }
@@ -196,13 +197,13 @@ fn policies_that_only_a_sidecar_enforces_keep_sidecars_from_the_others() {
     let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     mesh.apply(Change::Upsert(policy("concurrency: {requests: 10}")));
     assert_eq!(seen(&mesh), both()[..1]);
-    // Nor are they reached as before while the one that enforces it is not ready.
+    // Nor are they reached without a mesh while the enforcing pod is not ready.
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), []);
     let Object::ServicePolicy(applied) = policy("concurrency: {requests: 10}") else { panic!() };
     assert_eq!(left_out(&mesh, &ObjectKey::ServicePolicy(applied.name)).len(), 2);
-    // No policy is enforced without a pod that has a sidecar, and no policy takes requests away.
+    // Without a pod with a sidecar no policy is enforced, and none excludes endpoints.
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
 }
@@ -243,7 +244,7 @@ fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
         let endpoints = &view[&service("reviews-v1")].ports[&port].endpoints;
         endpoints.iter().filter(|it| it.account.is_none()).count()
     };
-    // Port 7001 is `main` of the one alone, 7002 of the other alone: each keeps the port that is not.
+    // `main` is port 7001 at one endpoint and 7002 at the other: each keeps the other port.
     assert_eq!([at(9080), at(9081), at(9082)], [0, 1, 1]);
 }
 
@@ -264,7 +265,7 @@ fn a_headless_service_leads_to_each_pod_as_it_is() {
     let found = occupants(&mesh, &BTreeSet::from([meshed, plain]), &mut Views::default());
     assert!(matches!(&*found.at[&meshed], Occupant::Workload { .. }));
     assert_eq!(*found.at[&plain], Occupant::Outside);
-    // A pod with a sidecar that cannot start is in no answer.
+    // No DNS record contains a pod with a sidecar that cannot start.
     set_ready(&mut mesh, false);
     assert_eq!(stands_for(&mesh), [plain]);
 }

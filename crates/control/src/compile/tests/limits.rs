@@ -1,4 +1,4 @@
-//! What rate limits and guards add to worlds, and that nothing is added without them.
+//! Rate limits and external checks in configurations, which are unchanged without them.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn limits(yaml: &str, of: &str) -> Vec<(u16, Vec<String>)> {
 fn limits_are_at_the_ports_that_their_services_lead_to_each_policy_once() {
     let yaml = format!("{BOOKINFO}{LIMITS}");
     let both = || "RateLimit bookinfo/both".to_owned();
-    // The port of `reviews-beta` is named by `both`, which is closer than the service's setting.
+    // The port of `reviews-beta` is named by `both`, which is more specific than the service's setting.
     assert_eq!(limits(&yaml, "reviews-v2-1"), [(9083, vec![both()])]);
     let only = "targetRefs: [{name: reviews}]";
     let apart = yaml.replace("targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]", only);
@@ -167,7 +167,7 @@ fn sidecars_are_told_the_keys_that_were_read_and_nothing_until_then() {
     assert_eq!(told(&mesh), [IssuerKeys::Awaited, IssuerKeys::Set("{}".into())]);
     assert!(mesh.has_keys(second) && !mesh.has_keys(first));
 
-    // Another version of the rule has them at once.
+    // An update of the rule contains them at once.
     mesh.apply(Change::Upsert(policy.clone()));
     assert_eq!(told(&mesh)[1], IssuerKeys::Set("{}".into()));
     mesh.apply(Change::Remove(policy.key()));

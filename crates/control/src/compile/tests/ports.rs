@@ -1,4 +1,4 @@
-//! The ports of an application, and what is spoken there.
+//! The ports of an application, and their protocols.
 
 use std::fmt::Write as _;
 
@@ -36,15 +36,14 @@ fn services_say_what_an_application_does_not() {
     assert_eq!(ports("192.0.2.7", said, &[grpc]), [(7070, Protocol::Tcp)]);
     let http2 = "port: 80, targetPort: 7070, appProtocol: kubernetes.io/h2c";
     assert_eq!(ports("192.0.2.7", "", &[grpc, http2]), [(7070, Protocol::Http2)]);
-    // Nobody says it, or they do not agree.
+    // No service declares it, or they do not agree.
     assert_eq!(ports("192.0.2.7", "", &["port: 7070"]), [(7070, Protocol::Detect)]);
     let http = "port: 80, targetPort: 7070, name: http-a";
     assert_eq!(ports("192.0.2.7", "", &[grpc, http]), [(7070, Protocol::Detect)]);
-    // An application beside its sidecar says where it listens.
+    // An application with a sidecar on the same machine declares its ports.
     assert_eq!(ports("127.0.0.1", "ports: [{port: 80}]", &[grpc]), [(80, Protocol::Detect)]);
 }
 
-/// Issue 27, requirement 7.
 #[test]
 fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
     let tcp = |number: u16| [(number, Protocol::Tcp)];
@@ -58,7 +57,7 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
             (tcp(number).into(), Protocol::Tcp)
         );
         assert_eq!(called(&port), Protocol::Tcp);
-        // A declaration decides.
+        // A declaration takes precedence.
         let said = format!("{port}, appProtocol: http");
         assert_eq!(ports("192.0.2.7", "", &[&said]), [(number, Protocol::Http)]);
         assert_eq!(called(&said), Protocol::Http);
@@ -116,7 +115,7 @@ fn policies_that_look_at_requests_turn_the_convention_off() {
     }
 }
 
-/// The protocol of a service with this port, as its clients see it.
+/// Returns the protocol of a service with this port, as its clients see it.
 fn called(port: &str) -> Protocol {
     let yaml = format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: bookinfo}}\n\

@@ -1,4 +1,4 @@
-//! Which requests of a workload are sent once more.
+//! Retries of a workload's requests.
 
 use leno_model::{Change, ObjectKey, PolicyName, WorkloadPlan};
 
@@ -9,7 +9,7 @@ fn plan(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
     world(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
 }
 
-/// A policy about requests of productpage to these services.
+/// Applies a policy for requests of productpage to these services.
 fn apply(mesh: &mut Mesh, name: &str, services: &[&str], attempts: u8) -> crate::mesh::Touched {
     let services: Vec<String> = services
         .iter()
@@ -25,7 +25,7 @@ fn apply(mesh: &mut Mesh, name: &str, services: &[&str], attempts: u8) -> crate:
     mesh.apply(Change::Upsert(crate::fixture::objects(&yaml).pop().unwrap()))
 }
 
-/// The services, by which policy, how often.
+/// Returns the services, each with its policy and attempts.
 fn told(mesh: &Mesh, name: &str) -> Vec<String> {
     let plan = plan(mesh, name);
     let told = plan.retries.iter().map(|(service, retry)| {
@@ -45,7 +45,7 @@ fn the_first_policy_of_the_clients_account_decides() {
     let touched = apply(&mut mesh, "a", &["ratings"], 5);
     assert_eq!(touched.workloads, [workload("productpage-1")].into());
     assert_eq!(told(&mesh, "productpage-1"), ["details z 2", "ratings a 5", "reviews z 2"]);
-    // The same again is no change.
+    // An equal policy is not a change.
     assert_eq!(apply(&mut mesh, "a", &["ratings"], 5).workloads, [].into());
     mesh.apply(Change::Remove(ObjectKey::Retry(PolicyName::new("bookinfo", "z").unwrap())));
     assert_eq!(told(&mesh, "productpage-1"), ["ratings a 5"]);

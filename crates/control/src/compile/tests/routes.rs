@@ -1,4 +1,4 @@
-//! Which routes decide at a port, for whom, and where they may lead.
+//! The routes that apply at a port, their clients, and their permitted backends.
 
 use leno_model::Change;
 
@@ -156,7 +156,7 @@ spec:
   - backendRefs: [{name: reviews, namespace: bookinfo, port: 9080, weight: 3}]
 "#;
 
-/// The routes that decide for a client, and what of the first rule is not granted.
+/// Returns the routes that apply for a client, and the weight of the first rule without permission.
 fn decides(mesh: &Mesh, client: &str, asked: &str) -> (Vec<String>, u32) {
     let (namespace, name) = client.split_once('/').unwrap();
     let name = leno_model::WorkloadName::new(namespace, name).unwrap();
@@ -179,7 +179,7 @@ fn routes_of_another_namespace_decide_for_its_own_clients_only() {
         assert_eq!(decides(&mesh, "shop/buyer-1", "reviews"), (vec!["shop/mine".to_owned()], 0));
         let theirs = (vec!["bookinfo/reviews".to_owned()], 0);
         assert_eq!(decides(&mesh, "bookinfo/productpage-1", "reviews"), theirs);
-        // No route at all; those of other consumers have no say.
+        // No route at all; those of other consumers do not apply.
         assert_eq!(decides(&mesh, "shop/buyer-1", "details"), (Vec::new(), 0));
         assert_eq!(decides(&mesh, "bookinfo/productpage-1", "details"), (Vec::new(), 0));
     }

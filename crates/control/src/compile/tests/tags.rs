@@ -1,4 +1,4 @@
-//! What tag rules add to worlds, and that nothing is added without them.
+//! Tag rules in configurations, which are unchanged without them.
 
 use std::collections::BTreeMap;
 

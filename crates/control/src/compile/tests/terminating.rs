@@ -1,4 +1,4 @@
-//! Endpoints that terminate and still serve: used while no other is ready, as by kube-proxy (KEP-1669).
+//! Terminating endpoints that still serve: used while no other is ready, as by kube-proxy (KEP-1669).
 
 use leno_model::{Change, Gateway, Object, ObjectKey, Workload};
 
@@ -17,14 +17,14 @@ enum At {
 
 use At::{Ended, Ready, Terminating};
 
-/// A pod without a sidecar behind `reviews-v1`.
+/// Returns a pod without a sidecar of `reviews-v1`.
 fn plain(name: &str, at: At) -> Change {
     let last = name.as_bytes().last().copied().unwrap();
     let workload = unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
     staged(workload, at)
 }
 
-/// The pod with a sidecar behind `reviews-v1`.
+/// Returns the pod with a sidecar of `reviews-v1`.
 fn meshed(mesh: &Mesh, at: At) -> Change {
     staged(mesh.workload(&workload("reviews-v1-1")).unwrap().clone(), at)
 }
@@ -51,7 +51,7 @@ fn the_last_pod_serves_on_while_it_terminates() {
     assert!(mesh.apply(change).services.contains(&service("reviews-v1")));
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), before);
-    // Its application has closed.
+    // Its application has ended.
     let change = meshed(&mesh, Ended);
     assert!(mesh.apply(change).services.contains(&service("reviews-v1")));
     assert_eq!(seen(&mesh), []);
@@ -74,7 +74,8 @@ fn a_ready_pod_is_preferred_to_those_that_terminate() {
     let change = meshed(&mesh, Ready);
     mesh.apply(change);
     assert_eq!(names(&mesh), ["reviews-v1-1"]);
-    // Ready, but no control plane has its sidecar yet: nothing takes its requests but the pod that terminates.
+    // Ready, but its sidecar is not connected to a control plane yet: only the terminating pod receives
+    // requests.
     mesh.listen(&workload("reviews-v1-1"), None);
     assert_eq!(names(&mesh), ["reviews-v1-7"]);
 }
@@ -105,7 +106,7 @@ fn denied_egress_keeps_a_service_in_the_mesh_while_its_last_pod_with_a_sidecar_t
     mesh.apply(Change::Upsert(objects(config).pop().unwrap()));
     let change = meshed(&mesh, Terminating);
     mesh.apply(change);
-    // The network of the cluster leads to the ready one.
+    // The cluster network routes to the ready one.
     assert!(!is_balanced(&mesh));
     mesh.apply(plain("reviews-v1-7", Terminating));
     assert!(is_balanced(&mesh));
@@ -125,7 +126,7 @@ fn sidecars_that_have_not_reported_yet_are_doubted_also_where_their_pods_termina
     let client = mesh.workload(&workload("productpage-1")).unwrap();
     let doubted = doubt(&mesh, client, &world);
     assert!(!doubted.is_empty());
-    // Without an answer of a pod that has ended nothing is missing.
+    // A missing report of a pod that has ended is not an uncertain endpoint.
     let change = meshed(&mesh, Ended);
     mesh.apply(change);
     let client = mesh.workload(&workload("productpage-1")).unwrap();

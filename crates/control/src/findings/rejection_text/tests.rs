@@ -1,4 +1,4 @@
-//! Sentences about rejections, by reason and by the objects that are there.
+//! Sentences about rejections, by reason and by the existing objects.
 
 use serde_json::{from_value, json};
 

@@ -1,4 +1,4 @@
-//! Reports of sidecars, and the rejections that come of them.
+//! Rejections derived from sidecars' reports.
 
 use leno_discovery::traffic::CLASSES;
 use leno_model::{Change, Gateway, Object, ServiceAccount};
@@ -194,7 +194,7 @@ fn requests_whose_head_cannot_be_read_count_for_the_client_that_sent_them() {
     let unread =
         TrafficSeries { service: None, port: 0, ..series(Direction::Outbound, 60, &unread) };
     let mut history = History::default();
-    // At a gateway these are requests of others, and at a server those of its clients.
+    // At a gateway these are requests of external clients, and at a server those of its clients.
     history.take(&mesh, &workload("edge-1"), &report(vec![unread.clone()], Vec::new()), at(5));
     assert_eq!(history.status(&mesh, at(5), None).rejections, []);
     let sent = report(vec![unread], Vec::new());

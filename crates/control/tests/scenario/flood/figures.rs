@@ -1,11 +1,11 @@
-//! Figures of a flood against a program of another process: CPU time, messages, and how long others wait.
+//! Measurements of a flood against another process: CPU time, messages, and the latency of others.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use super::*;
 
-/// A control plane in a process of its own, ended with this.
+/// A control plane in its own process, killed on drop.
 struct Program {
     child: Child,
     directory: TempDir,
@@ -50,7 +50,7 @@ impl Program {
         join_with(&bundle, bundle.control[0], &workload(name)).await.unwrap()
     }
 
-    /// CPU time of the process so far.
+    /// Returns the process's CPU time so far.
     fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -58,7 +58,7 @@ impl Program {
         Duration::from_millis(ticks * 10)
     }
 
-    /// The worlds that were compiled so far.
+    /// Returns the number of configurations compiled so far.
     async fn compiled(&self) -> u64 {
         const NAME: &str = "leno_control_compiled_total ";
         let socket = self.directory.path().join("data/control.sock");
@@ -68,13 +68,14 @@ impl Program {
         }
     }
 
-    /// The wait of an operator for all services: the median of some questions, and the longest.
+    /// Returns the latency of an operator's query for all services: the median of some queries, and the
+    /// maximum.
     async fn waits(&self, questions: usize) -> (Duration, Duration) {
         let socket = self.directory.path().join("data/control.sock");
         let mut waits = Vec::new();
         for _ in 0..questions {
             let began = Instant::now();
-            // One that is not answered in time counts with the time that it waited.
+            // A timed-out query counts with its timeout.
             drop(admin::ask(&socket, "GET", "/services").await);
             waits.push(began.elapsed());
         }
@@ -90,7 +91,7 @@ impl Drop for Program {
     }
 }
 
-/// The control plane of this build, until it is ended.
+/// Runs the control plane of this build, until it is killed.
 #[test]
 #[ignore = "the measurement starts it"]
 #[expect(clippy::disallowed_methods, reason = "the measurement says where its files are")]
@@ -137,7 +138,7 @@ fn figures_of_a_flood_of_pairs() {
             }
         };
         let others = async {
-            // In the middle of it.
+            // In the middle of the flood.
             tokio::time::sleep(FLOOD / 4).await;
             program.waits(5).await
         };
