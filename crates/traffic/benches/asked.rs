@@ -1,8 +1,8 @@
-//! What requests of the stations say.
+//! Sample requests of the benchmarks.
 
 use leno_traffic::RequestView;
 
-/// What a request says.
+/// A sample request.
 pub(crate) struct Asked {
     pub(crate) method: &'static str,
     pub(crate) path: &'static str,
@@ -32,8 +32,8 @@ pub(crate) fn asked(path: &str) -> Asked {
     Asked { method: on_a_page("GET"), path: on_a_page(path), fields: fields.to_vec() }
 }
 
-/// The same text where a page begins: the C library compares what may reach into a next page in
-/// another way, and where a literal comes to lie changes with every build.
+/// Copies the text to the start of a page: the C library compares texts near a page end in another way, and the
+/// address of a literal changes with every build.
 pub(crate) fn on_a_page(text: &str) -> &'static str {
     #[repr(align(4096))]
     struct Page([u8; 32]);

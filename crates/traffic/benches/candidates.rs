@@ -1,9 +1,9 @@
-//! Ten endpoints, as who chooses one sees them.
+//! Ten load balancing candidates.
 
 use leno_traffic::Candidates;
 use leno_traffic::balance::Load;
 
-/// What each has in flight, and whether it may be chosen.
+/// The requests in flight of each, and true if it may be chosen.
 pub(crate) struct Ten([(u32, bool); 10]);
 
 impl Candidates for Ten {

@@ -1,5 +1,4 @@
-//! What the stations of `rules.rs` decide by that lies beside a way: retries, hedges, pages of other
-//! origins, and who else is asked about a request.
+//! Inputs of the benchmarks in `rules.rs` other than routes: retries, hedges, CORS and external checks.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,14 +18,14 @@ use leno_traffic::{Attempt, Sent};
 use crate::asked::{Asked, asked};
 use crate::member::plan;
 
-/// Two retries of what is answered with any of three statuses.
+/// Two retries of responses with any of three statuses.
 pub(crate) fn retried() -> (RetryRule, RetryBudget) {
     let rule =
         RetryRule { codes: vec![502, 503, 504], attempts: 2, backoff: Duration::from_millis(25) };
     (rule, RetryBudget::new(now()))
 }
 
-/// A first attempt at what may be done twice.
+/// A first attempt with an idempotent method.
 pub(crate) const ATTEMPT: Attempt = Attempt {
     sent: Sent::HeadOrMore,
     idempotent: true,
@@ -44,7 +43,7 @@ pub(crate) fn hedging() -> HedgeRule {
 pub(crate) const HEDGED: Hedged<'_> =
     Hedged { method: "GET", waits: false, keeps: false, retries: 0 };
 
-/// Pages of one origin may, with two methods.
+/// CORS for one origin, with two methods.
 pub(crate) fn cors() -> Cors {
     Cors {
         origins: vec![OriginPattern::new("https://shop.example").expect("an origin")],
@@ -56,14 +55,14 @@ pub(crate) fn cors() -> Cors {
     }
 }
 
-/// What a page of that origin asks.
+/// A request from a page of that origin.
 pub(crate) fn from_page() -> Asked {
     let mut asked = asked("/shop/7");
     asked.fields.push(("origin".to_owned(), "https://shop.example".to_owned()));
     asked
 }
 
-/// Requests for one path must show a token, and are asked about: whether they may, and as one of a client.
+/// Requests for one path require a token, external authorization and a global rate limit by client.
 pub(crate) fn guards() -> Guards {
     let requests = || {
         vec![RequestMatch {

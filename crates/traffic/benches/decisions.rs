@@ -1,4 +1,4 @@
-//! What the stations of `instructions.rs` decide by.
+//! Inputs of the benchmarks in `instructions.rs`.
 
 use leno_model::{
     Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
@@ -12,7 +12,7 @@ use crate::asked::asked;
 
 pub(crate) type Judged = (InboundAccess, ConnectionPermit);
 
-/// Twelve prefixes, four of them for a canary as well, three exact paths, and one for the rest.
+/// Twelve prefixes, four of them also for a canary, three exact paths, and a default.
 pub(crate) fn routes() -> PortRoutes {
     const PLACES: [&str; 12] = [
         "products", "reviews", "ratings", "details", "carts", "orders", "users", "stock", "prices",
@@ -27,7 +27,7 @@ pub(crate) fn routes() -> PortRoutes {
     compiled(matches)
 }
 
-/// So many rules, each for one place.
+/// This number of rules, each for one path.
 pub(crate) fn many(rules: usize, path: fn(&str) -> PathMatch) -> PortRoutes {
     let matches = (0..rules).map(|number| plain(path(&number.to_string())));
     compiled(matches.collect())
@@ -66,7 +66,7 @@ pub(crate) fn canary(path: PathMatch) -> RequestMatch {
     RequestMatch { headers: vec![header], ..plain(path) }
 }
 
-/// Nine in ten to one version, the rest to the next.
+/// 90 % to one version, the rest to the next.
 pub(crate) fn rule(request: RequestMatch) -> RouteRule {
     let backend = |(name, weight)| {
         let service = ServiceName::new("bookinfo", name).expect("a name");
@@ -82,8 +82,8 @@ pub(crate) fn rule(request: RequestMatch) -> RouteRule {
     }
 }
 
-/// Each policy allows one place to two accounts. The one that asks has asked before: what regular
-/// expressions prepare when they first see a path is there.
+/// Each policy allows one path to two accounts. The peer has sent a request before: the lazy state of regular
+/// expressions for this path is initialized.
 pub(crate) fn access(path: &str) -> Judged {
     const PLACES: [&str; 10] = [
         "products", "ratings", "details", "carts", "orders", "users", "stock", "reviews", "prices",

@@ -1,8 +1,8 @@
-//! How many instructions the decisions of `traffic` may execute: 3 % above what was measured fails.
+//! Instruction counts of `traffic` decisions; more than 3 % above the measured count fails.
 //!
-//! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C
-//! library counts differently: renew the numbers in a commit of their own. `./test instructions`
-//! prints what it counts; each goes, as it stands, into the `measured` of its station.
+//! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C library counts
+//! differently: update the numbers in a separate commit. `./test instructions` prints the counts; copy each
+//! into the `measured` of its benchmark.
 #![allow(
     clippy::allow_attributes_without_reason,
     missing_docs,
@@ -26,7 +26,7 @@ use self::candidates::{Ten, candidates};
 use self::decisions::{Judged, access, exact, many, prefix, routes};
 use self::measure::measured;
 
-// Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
+// Among twenty rules: by a prefix in the middle, or by the default.
 #[library_benchmark]
 #[bench::by_prefix(args = (routes(), asked("/shop/carts/42")), config = measured(761))]
 #[bench::by_catch_all(args = (routes(), asked("/favicon.ico")), config = measured(385))]
@@ -36,7 +36,7 @@ fn route(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
     (routes, asked)
 }
 
-// Among ten rules and among ten thousand, by an exact path or by a prefix: it costs the same.
+// Among ten and ten thousand rules, by an exact path or by a prefix: the cost is the same.
 #[library_benchmark]
 #[bench::exact_of_10(args = (many(10, exact), asked("/shop/7")), config = measured(311))]
 #[bench::exact_of_10000(args = (many(10_000, exact), asked("/shop/9997")), config = measured(307))]
@@ -48,7 +48,7 @@ fn route_among(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
     (routes, asked)
 }
 
-// Against ten policies, three of which name the peer: the last of them allows it, or none does.
+// Against ten policies, three of which name the peer: the last of them allows the request, or none does.
 #[library_benchmark]
 #[bench::allowed(args = (access("/reviews/42"), asked("/reviews/42")), config = measured(1_221))]
 #[bench::denied(args = (access("/reports/42"), asked("/reports/42")), config = measured(1_144))]
@@ -59,7 +59,7 @@ fn authorize(judged: Judged, asked: Asked) -> (Judged, Asked) {
     (judged, asked)
 }
 
-// A hundred times, among ten endpoints of which one backs off.
+// A hundred times, among ten endpoints with one in back-off.
 #[library_benchmark]
 #[bench::hundred(args = (candidates()), config = measured(4_129))]
 fn pick_endpoint(endpoints: Ten) -> (Ten, usize) {

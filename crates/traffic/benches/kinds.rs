@@ -1,4 +1,4 @@
-//! What the stations of `rules.rs` decide by: one rule, or many, of each kind.
+//! Inputs of the benchmarks in `rules.rs`: one rule, or many, of each kind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use leno_traffic::{Lanes, Limits, TagPlan};
 
 use crate::asked::{Asked, asked};
 
-/// A request, and who makes it.
+/// A request and its caller.
 pub(crate) type Asking = (Asked, ServiceAccount);
 
 pub(crate) fn asking() -> Asking {
@@ -179,14 +179,14 @@ pub(crate) fn places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> Places {
     Places::of(&algorithm(HashKey::Source), &endpoints()).expect("it hashes")
 }
 
-/// Newcomers begin with a tenth, and have all after a minute.
+/// Slow start from 10 % to 100 % within a minute.
 pub(crate) fn warming() -> Balancer {
     let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
     let algorithm = BalanceAlgorithm::PeakEwma { choices: 2 };
     Balancer::new(LoadBalancing { algorithm, warm_up })
 }
 
-/// Nine connections in ten to one backend, the rest to another.
+/// 90 % of connections to one backend, the rest to another.
 pub(crate) fn tcp_rule() -> TcpRule {
     let backend = |(name, weight)| {
         let service = ServiceName::new("shop", name).expect("a name");
@@ -208,7 +208,7 @@ pub(crate) fn account() -> ServiceAccount {
     ServiceAccount::new("shop", "web").expect("a name")
 }
 
-/// Ten, each of a version of its own.
+/// Ten endpoints, each with its own version.
 pub(crate) fn endpoints() -> Arc<[Arc<Endpoint>]> {
     let endpoint = |index: u16| {
         Arc::new(Endpoint {

@@ -1,9 +1,9 @@
-//! What a decision costs among ten rules of a kind and among ten thousand, in instructions: 3 % above
-//! what was measured fails.
+//! Instruction counts of decisions among ten rules of a kind and among ten thousand; more than 3 % above the
+//! measured count fails.
 //!
-//! The last rule but two decides. All are looked up, and cost about the same among many. Those that are in
-//! `instructions.rs` and `rules.rs` already (routes by exact paths and prefixes, and tags) are not here
-//! again. Measured as the stations of these are.
+//! The third rule from the end decides. All are indexed, and the cost hardly depends on their number.
+//! Benchmarks in `instructions.rs` and `rules.rs` (routes by exact paths and prefixes, and tags) are not
+//! repeated here. Measured in the same way.
 #![allow(
     clippy::allow_attributes_without_reason,
     missing_docs,
@@ -34,10 +34,10 @@ use self::many::{
 };
 use self::measure::measured;
 
-/// A request, and who makes it.
+/// A request and its caller.
 type Asking = (Asked, ServiceAccount);
 
-// Routes that have one path, and differ by the exact value of a header.
+// Routes with one path, which differ in the exact value of a header.
 #[library_benchmark]
 #[bench::of_10(args = (routes(10), carrying(10)), config = measured(2_821))]
 #[bench::of_10000(args = (routes(10_000), carrying(10_000)), config = measured(1_042))]
@@ -47,8 +47,8 @@ fn route_by_header(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
     (routes, asked)
 }
 
-// Routes that have a regular expression each, of which the one that decides was not run before: what it prepares
-// when it first sees a path is counted.
+// Routes with a regular expression each; the matching one has not run before, so its lazy initialization is
+// counted.
 #[library_benchmark]
 #[bench::of_10(args = (expressions(10), at_a_place(10)), config = measured(49_404))]
 #[bench::of_10000(args = (expressions(10_000), at_a_place(10_000)), config = measured(58_983))]
@@ -102,7 +102,7 @@ fn opening(judged: Judged, asked: Asked) -> (Judged, Asked) {
     (judged, asked)
 }
 
-// Access policies that allow one peer each everything: once for a connection.
+// Access policies that allow everything to one peer each: once per connection.
 #[library_benchmark]
 #[bench::of_10(args = (policies_of_peers(10)), config = measured(5_623))]
 #[bench::of_10000(args = (policies_of_peers(10_000)), config = measured(1_632))]
@@ -112,7 +112,7 @@ fn peer((access, peer): Coming) -> Coming {
     (access, peer)
 }
 
-// Ingress backends that let one address each in: once for a connection.
+// Ingress backends that allow one address each: once per connection.
 #[library_benchmark]
 #[bench::of_10(args = (openings_by_address(10)), config = measured(2_014))]
 #[bench::of_10000(args = (openings_by_address(10_000)), config = measured(2_553))]
@@ -122,7 +122,7 @@ fn visitor((access, origin): Visited) -> Visited {
     (access, origin)
 }
 
-// Traffic targets that allow what is below one place each to the peer, by a regular expression.
+// Traffic targets that allow paths below one prefix each to the peer, by a regular expression.
 #[library_benchmark]
 #[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_115))]
 #[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(671))]
@@ -133,7 +133,7 @@ fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
     (judged, asked)
 }
 
-// A RateLimit whose rules are about one exact path each.
+// A RateLimit with rules for one exact path each.
 #[library_benchmark]
 #[bench::of_10(args = (limits(10), at_a_place(10)), config = measured(1_561))]
 #[bench::of_10000(args = (limits(10_000), at_a_place(10_000)), config = measured(1_150))]
@@ -143,7 +143,7 @@ fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
     (limits, asked)
 }
 
-// The same, each about what is below one place in a shop.
+// The same, each for paths below one prefix in a shop.
 #[library_benchmark]
 #[bench::of_10(args = (limits_below(10), in_the_shop(10)), config = measured(1_625))]
 #[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = measured(1_250))]
@@ -153,7 +153,7 @@ fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
     (limits, asked)
 }
 
-// The same, each about one account.
+// The same, each for one account.
 #[library_benchmark]
 #[bench::of_10(args = (limits_of_callers(10), (at_a_place(10), caller(10))), config = measured(4_369))]
 #[bench::of_10000(args = (limits_of_callers(10_000), (at_a_place(10_000), caller(10_000))), config = measured(1_526))]
@@ -164,7 +164,7 @@ fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
     (limits, asking)
 }
 
-// A FaultInjection whose rules are about one exact path each, and which spares the request.
+// A FaultInjection with rules for one exact path each; no fault is drawn.
 #[library_benchmark]
 #[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(714))]
 #[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(457))]
@@ -185,7 +185,7 @@ fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
     (lanes, asked)
 }
 
-// Egress policies, each for one host: that of a request.
+// Egress policies for one host each, by request host.
 #[library_benchmark]
 #[bench::of_10(args = (outlets(10, ToldBy::Http), to_host(10)), config = measured(1_064))]
 #[bench::of_10000(args = (outlets(10_000, ToldBy::Http), to_host(10_000)), config = measured(1_032))]
@@ -197,7 +197,7 @@ fn outlet_by_host(outlets: Outlets, sent: Sent) -> (Outlets, Sent) {
     (outlets, sent)
 }
 
-// The same by the name that a client of TLS asks for.
+// The same by TLS server name.
 #[library_benchmark]
 #[bench::of_10(args = (outlets(10, ToldBy::ServerName), named(10)), config = measured(750))]
 #[bench::of_10000(args = (outlets(10_000, ToldBy::ServerName), named(10_000)), config = measured(772))]
@@ -207,7 +207,7 @@ fn outlet_by_server_name(outlets: Outlets, name: &'static str) -> Outlets {
     outlets
 }
 
-// Routes of sessions that applications encrypt, each for one server name.
+// Routes of application TLS sessions, each for one server name.
 #[library_benchmark]
 #[bench::of_10(args = (tls_routes(10), named(10)), config = measured(604))]
 #[bench::of_10000(args = (tls_routes(10_000), named(10_000)), config = measured(626))]

@@ -1,5 +1,4 @@
-//! What the stations of `lookups.rs` decide by: so many rules of one kind, of which the last but two
-//! decides what they are asked.
+//! Inputs of the benchmarks in `lookups.rs`: many rules of one kind, of which the third from the end decides.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,44 +22,44 @@ use leno_traffic::{
 use crate::asked::{Asked, asked, on_a_page};
 use crate::member::plan;
 
-/// Who may come in, and one that did.
+/// Inbound authorization, and the permit of a peer.
 pub(crate) type Judged = (InboundAccess, ConnectionPermit);
 
-/// Who may come in, and who wants to: a peer, or a client of which is known where it comes from.
+/// Inbound authorization, with a peer or a client of known origin.
 pub(crate) type Coming = (InboundAccess, SpiffeId);
 pub(crate) type Visited = (InboundAccess, Origin);
 
-/// A request to a host outside the mesh, and that host.
+/// A request to an external host, and that host.
 pub(crate) type Sent = (Asked, &'static str);
 
-/// The number of the rule that decides.
+/// The number of the deciding rule.
 const fn deciding(rules: usize) -> usize {
     rules - 3
 }
 
-/// A request with the header that the rule which decides is about.
+/// A request with the header of the deciding rule.
 pub(crate) fn carrying(rules: usize) -> Asked {
     let mut asked = asked("/shop/carts");
     asked.fields.push(("x-user".to_owned(), user(deciding(rules))));
     asked
 }
 
-/// A request for what is below the place that the rule which decides is about.
+/// A request below the path of the deciding rule.
 pub(crate) fn at_a_place(rules: usize) -> Asked {
     asked(&format!("/place-{}/7", deciding(rules)))
 }
 
-/// A request for what is below the place in the shop that the rule which decides is about.
+/// A request below the shop path of the deciding rule.
 pub(crate) fn in_the_shop(rules: usize) -> Asked {
     asked(&format!("/shop/place-{}/7", deciding(rules)))
 }
 
-/// The account that the rule which decides is about.
+/// The account of the deciding rule.
 pub(crate) fn caller(rules: usize) -> ServiceAccount {
     numbered(deciding(rules))
 }
 
-/// The host that the rule which decides is about.
+/// The host of the deciding rule.
 pub(crate) fn named(rules: usize) -> &'static str {
     on_a_page(&host(deciding(rules)))
 }
@@ -81,7 +80,7 @@ pub(crate) fn routes(rules: usize) -> PortRoutes {
     })
 }
 
-/// Routes that each have a regular expression of their own.
+/// Routes with a separate regular expression each.
 pub(crate) fn expressions(rules: usize) -> PortRoutes {
     compiled(rules, |number| at(PathMatch::Regex(format!("/place-{number}/[0-9]+"))))
 }
@@ -104,7 +103,7 @@ pub(crate) fn limits(rules: usize) -> Limits {
     limited(rules, |number| (vec![at(PathMatch::Exact(format!("/place-{number}/7")))], Vec::new()))
 }
 
-/// Limits of one policy, each for what is below one place in a shop.
+/// Limits of one policy, each for paths below one prefix in a shop.
 pub(crate) fn limits_below(rules: usize) -> Limits {
     limited(rules, |number| {
         (vec![at(PathMatch::Prefix(format!("/shop/place-{number}")))], Vec::new())
@@ -146,7 +145,7 @@ pub(crate) fn faults(rules: usize) -> FaultPlan {
     FaultPlan::compile(&Faults { policy, rules }).expect("faults")
 }
 
-/// Routes of sessions, each for one server name.
+/// Routes of TLS sessions, each for one server name.
 pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
     let rule = |number| TlsRule {
         route: RouteName::new("shop", &format!("carts-{number}")).expect("a name"),
@@ -158,7 +157,7 @@ pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
     TlsRoutes::compile(&PortView { protocol: Protocol::Tcp, tls_rules, ..port() })
 }
 
-/// Rules of an access policy that allow one account one path each, or deny it.
+/// Rules of an access policy that allow or deny one path each to one account.
 pub(crate) fn policies(rules: usize, action: PolicyAction) -> Judged {
     let rule = |number| PolicyRule {
         action,
@@ -178,7 +177,7 @@ pub(crate) fn shared_policies(rules: usize) -> Judged {
     judged(guarded((0..rules).map(rule).collect()))
 }
 
-/// Rules of an access policy that allow one account each everything.
+/// Rules of an access policy that allow everything to one account each.
 pub(crate) fn policies_of_peers(rules: usize) -> Coming {
     let rule = |number| allowing(&numbered(number), number);
     let plan = guarded((0..rules).map(rule).collect());
@@ -208,7 +207,7 @@ fn only(account: &ServiceAccount) -> PeerMatch {
     PeerMatch { namespace: NamePattern::from(namespace), account: NamePattern::from(name) }
 }
 
-/// Policies that allow what is below one place each to one account.
+/// Policies that allow paths below one prefix each to one account.
 pub(crate) fn targets(rules: usize) -> Judged {
     let rule = |number| AccessRule {
         policy: PolicyName::new("shop", &format!("place-{number}")).expect("a name"),
@@ -219,7 +218,7 @@ pub(crate) fn targets(rules: usize) -> Judged {
     judged(plan(Access::Strict((0..rules).map(rule).collect())))
 }
 
-/// What opens a port to clients in clear text, each for one path.
+/// Ingress rules for plaintext clients, each for one path.
 pub(crate) fn openings(rules: usize) -> Judged {
     let requests = |number| vec![at(PathMatch::Exact(format!("/place-{number}/7")))];
     let access = open(rules, |number| (None, Some(requests(number))));
@@ -228,7 +227,7 @@ pub(crate) fn openings(rules: usize) -> Judged {
     (access, permit)
 }
 
-/// What opens a port to clients in clear text, each to one address.
+/// Ingress rules for plaintext clients, each for one address.
 pub(crate) fn openings_by_address(rules: usize) -> Visited {
     let access = open(rules, |number| (Some(vec![IpRange::from(address(number))]), None));
     (access, Origin { address: address(deciding(rules)), carrier: Carrier::Clear })
@@ -273,7 +272,7 @@ pub(crate) fn lanes(rules: usize) -> Lanes {
     Lanes::compile(&BTreeMap::from([(PORT, (0..rules).map(rule).collect())])).expect("rules")
 }
 
-/// Outlets at one port, each for one host.
+/// Egress rules at one port, each for one host.
 pub(crate) fn outlets(rules: usize, told_by: ToldBy) -> Outlets {
     let outlet = |number| Outlet {
         policy: PolicyName::new("shop", &format!("out-{number}")).expect("a name"),
@@ -345,6 +344,6 @@ fn pattern(number: usize) -> HostPattern {
 }
 
 pub(crate) const PORT: u16 = 9080;
-/// An address of which nothing is known.
+/// An unknown address.
 pub(crate) const OUTSIDE: SocketAddr =
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 443);

@@ -1,8 +1,8 @@
-//! The bound of a station.
+//! The bound of a benchmark.
 
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
 
-/// Fails above 103 % of this.
+/// Fails above 103 % of this count.
 pub(crate) fn measured(instructions: u64) -> LibraryBenchmarkConfig {
     let limit = instructions + instructions * 3 / 100;
     let mut config = LibraryBenchmarkConfig::default();

@@ -1,4 +1,4 @@
-//! A workload of the mesh that nothing is said about but who may come in.
+//! A mesh workload with inbound authorization only.
 
 use leno_model::{Access, ServiceAccount, TrustDomain, WorkloadName, WorkloadPlan};
 

@@ -1,7 +1,7 @@
-//! What a request costs under each kind of rule, in instructions: 3 % above what was measured fails.
+//! Instruction counts of a request under each kind of rule; more than 3 % above the measured count fails.
 //!
-//! Where rules are looked up, among ten and among ten thousand: it costs the same. Measured as the
-//! stations of `instructions.rs` are.
+//! Indexed rules are measured among ten and among ten thousand: the cost is the same. Measured like the
+//! benchmarks in `instructions.rs`.
 #![allow(
     clippy::allow_attributes_without_reason,
     missing_docs,
@@ -42,7 +42,7 @@ use self::kinds::{
 };
 use self::measure::measured;
 
-// A TagRoute of so many rules, each for one value of a header; the last but two decides.
+// A TagRoute with this number of rules, each for one value of a header; the third from the end decides.
 #[library_benchmark]
 #[bench::of_10(args = (tag_rules(10), carries("v-7")), config = measured(1_000))]
 #[bench::of_10000(args = (tag_rules(10_000), carries("v-9997")), config = measured(996))]
@@ -52,7 +52,7 @@ fn tag_route(plan: TagPlan, asked: Asked) -> (TagPlan, Asked) {
     (plan, asked)
 }
 
-// A lane that marks six requests in ten.
+// A lane that marks 60 % of the requests.
 #[library_benchmark]
 #[bench::marks(args = (lanes(), carries("v-0")), config = measured(551))]
 fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
@@ -61,7 +61,7 @@ fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
     (lanes, asked)
 }
 
-// An OutlierRemoval, or a SermantRemoval, sees a request to one of ten endpoints begin, and succeed.
+// An OutlierRemoval, or a SermantRemoval, records a successful request to one of ten endpoints.
 #[library_benchmark]
 #[bench::success(args = (removal()), config = measured(139))]
 #[bench::sermant(args = (sermant_removal()), config = measured(1_178))]
@@ -77,7 +77,7 @@ fn outlier_removal(mut removal: Removed) -> Removed {
     removal
 }
 
-// A CircuitBreaker that opens by a share of failures lets a request through, which succeeds.
+// A CircuitBreaker with a failure rate threshold admits a request, which succeeds.
 #[library_benchmark]
 #[bench::closed(args = (circuit()), config = measured(110))]
 fn circuit_breaker(mut circuit: Circuit) -> Circuit {
@@ -99,7 +99,7 @@ fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
     (limits, asking)
 }
 
-// A RateLimit bounds how many requests are at the application at once: one takes a place, is answered and leaves.
+// A RateLimit with a concurrency limit: one request acquires a permit, is answered and releases it.
 #[library_benchmark]
 #[bench::fixed(args = (at_once(false)), config = measured(230))]
 #[bench::adaptive(args = (at_once(true)), config = measured(511))]
@@ -111,7 +111,7 @@ fn concurrency(limits: Limits) -> Limits {
     limits
 }
 
-// A FaultInjection that is about the request, and spares it.
+// A FaultInjection that matches the request without a fault being drawn.
 #[library_benchmark]
 #[bench::spared(args = (faults(), asking()), config = measured(111))]
 fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
@@ -121,7 +121,7 @@ fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
     (faults, asking)
 }
 
-// A LoadBalancing by hash finds the endpoint of a key, among ten.
+// A LoadBalancing by hash selects the endpoint of a key, among ten.
 #[library_benchmark]
 #[bench::ring(args = (places(BalanceAlgorithm::RingHash)), config = measured(212))]
 #[bench::maglev(args = (places(BalanceAlgorithm::Maglev)), config = measured(77))]
@@ -130,7 +130,7 @@ fn load_balancing(places: Places) -> Places {
     places
 }
 
-// A LoadBalancing with a warm-up chooses among ten, of which one is half warm.
+// A LoadBalancing with slow start selects among ten endpoints, one of them halfway through it.
 #[library_benchmark]
 #[bench::half(args = (warming(), candidates()), config = measured(179))]
 fn warm_up(balancer: Balancer, endpoints: Ten) -> (Balancer, Ten) {
@@ -139,7 +139,7 @@ fn warm_up(balancer: Balancer, endpoints: Ten) -> (Balancer, Ten) {
     (balancer, endpoints)
 }
 
-// A TCPRoute, or a TrafficSplit, shares a connection out.
+// A TCPRoute, or a TrafficSplit, selects the backend of a connection.
 #[library_benchmark]
 #[bench::between_two(args = (tcp_rule()), config = measured(72))]
 fn tcp_route(rule: TcpRule) -> TcpRule {
@@ -147,7 +147,7 @@ fn tcp_route(rule: TcpRule) -> TcpRule {
     rule
 }
 
-// A Retry has an attempt that was answered 503 sent again.
+// A Retry repeats an attempt that was answered with 503.
 #[library_benchmark]
 #[bench::again(args = (retried(), now()), config = measured(208))]
 fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRule, RetryBudget) {
@@ -158,7 +158,7 @@ fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRu
     (rule, budget)
 }
 
-// A Hedging is about a request.
+// A Hedging matches a request.
 #[library_benchmark]
 #[bench::idempotent(args = (hedging()), config = measured(57))]
 fn hedge(rule: HedgeRule) -> HedgeRule {
@@ -166,7 +166,7 @@ fn hedge(rule: HedgeRule) -> HedgeRule {
     rule
 }
 
-// A rule of an HTTPRoute says what the page of another origin may.
+// An HTTPRoute rule with CORS handles a cross-origin request.
 #[library_benchmark]
 #[bench::may(args = (cors(), from_page()), config = measured(3_799))]
 fn cross_origin(cors: Cors, asked: Asked) -> (Cors, Asked, Option<CrossOrigin>) {
@@ -175,7 +175,7 @@ fn cross_origin(cors: Cors, asked: Asked) -> (Cors, Asked, Option<CrossOrigin>) 
     (cors, asked, said)
 }
 
-// A JwtValidation wants a token of a request; what it says is verified elsewhere.
+// A JwtValidation requires a token; its verification is measured elsewhere.
 #[library_benchmark]
 #[bench::required(args = (guards(), asking()), config = measured(395))]
 fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
@@ -184,7 +184,7 @@ fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
     (guards, asking)
 }
 
-// An ExternalAuthorization is about a request.
+// An ExternalAuthorization matches a request.
 #[library_benchmark]
 #[bench::asked(args = (guards(), asking()), config = measured(382))]
 fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
@@ -193,7 +193,7 @@ fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
     (guards, asking)
 }
 
-// The global part of a RateLimit describes a request.
+// The global part of a RateLimit creates the descriptor of a request.
 #[library_benchmark]
 #[bench::described(args = (guards(), asking()), config = measured(1_434))]
 fn global_rate_limit(guards: Guards, asking: Asking) -> (Guards, Asking) {

@@ -1,5 +1,5 @@
-//! How long the stations of `instructions.rs`, `rules.rs` and `lookups.rs` take, in time: figures for
-//! people. Nothing fails by them, for a busy machine changes them; instructions are what is bounded.
+//! Durations of the benchmarks in `instructions.rs`, `rules.rs` and `lookups.rs`. Informational, since load on
+//! the machine changes them; only instruction counts are bounded.
 
 mod asked;
 mod candidates;
@@ -114,7 +114,7 @@ fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
         _ => Each::Client { buckets: 1024 },
     };
     let (limits, (asked, caller)) = (kinds::limits(each), kinds::asking());
-    // So much later each time that there is always room.
+    // Advances far enough that a token is always available.
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
@@ -172,7 +172,7 @@ fn retry(bencher: Bencher<'_, '_>) {
     let (rule, mut budget) = conditions::retried();
     let mut now = conditions::now();
     bencher.bench_local(|| {
-        // So much later each time that there is always a retry left.
+        // Advances far enough that a retry is always available.
         now += Duration::from_secs(1);
         budget.deposit();
         let again = retry_by_rule(&rule, black_box(Setback::Answered(503)), &conditions::ATTEMPT);
@@ -223,7 +223,7 @@ fn route_by_regex(bencher: Bencher<'_, '_>, rules: usize) {
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn rate_limit_by_path(bencher: Bencher<'_, '_>, rules: usize) {
     let (limits, asked) = (many::limits(rules), many::at_a_place(rules));
-    // So much later each time that there is always room.
+    // Advances far enough that a token is always available.
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! Actions, compiled: the edits of heads as they are spliced in, and where a redirection leads.
+//! Compiled actions of a rule: header edits, rewrites, redirects, mirrors, timeouts and retries.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -14,42 +14,42 @@ use crate::hits::HitSlot;
 use crate::matcher::prefix_elements;
 use crate::request::{RequestView, is_similar_name};
 
-/// What a rule does beside choosing a backend, compiled.
+/// The compiled actions of a rule, other than its choice of a backend.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CompiledActions {
-    /// Edits of the heads of requests.
+    /// Edits of request heads.
     pub request: FieldEdits,
-    /// Edits of the heads of answers.
+    /// Edits of response heads.
     pub response: FieldEdits,
-    /// The same without what the backend does, where it does something.
+    /// The same without the edits of the backend; absent if the backend has none.
     without_backend: Option<Arc<Self>>,
-    /// How long one attempt may take; no limit of its own when absent.
+    /// The time limit of one attempt; no separate limit when absent.
     pub attempt_limit: Option<AttemptLimit>,
-    /// When requests are sent once more.
+    /// The retry rule.
     pub retry: Option<RetryRule>,
-    /// The policy that says so, where it is no rule of a route; and where its retries are counted.
+    /// The retry policy, if the retry rule comes from one and not from a route; and its match counter.
     pub retried_by: Option<(PolicyName, HitSlot)>,
-    /// Services that get a copy of requests, each with its share in millionths.
+    /// Services that receive mirrored requests, each with its share in millionths.
     pub mirrors: Box<[WeightedBackend]>,
-    /// What pages of other origins may.
+    /// The CORS rule.
     pub cors: Option<Cors>,
     redirect: Option<Redirect>,
     rewrite: Option<UrlRewrite>,
-    /// How many bytes of a path the prefix takes that the rule's only match names.
+    /// The length in bytes of the prefix in the rule's only match.
     prefix_bytes: usize,
 }
 
-/// How long one attempt may take.
+/// The time limit of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptLimit {
-    /// To the end of its answer.
+    /// Until the response ends.
     Whole(Duration),
-    /// Until the client gets the beginning of its answer.
+    /// Until the client receives the start of the response.
     Head(Duration),
 }
 
 impl AttemptLimit {
-    /// The time.
+    /// Returns the time limit.
     #[must_use]
     pub const fn time(self) -> Duration {
         match self {
@@ -57,7 +57,7 @@ impl AttemptLimit {
         }
     }
 
-    /// Whether it says nothing about what comes after the beginning of the answer.
+    /// True if the limit ends with the start of the response.
     #[must_use]
     pub const fn is_of_head(self) -> bool {
         matches!(self, Self::Head(_))
@@ -86,8 +86,9 @@ impl CompiledActions {
         })
     }
 
-    /// What is done for one backend of a rule with these matches, which does `rule` or nothing, by its own
-    /// edits: of requests after those of the rule, of answers before them, of host and path instead of them.
+    /// Returns the actions for one backend of a rule with these matches: `rule`, if any, combined with the
+    /// backend's edits. Backend edits apply to requests after those of the rule and to responses before them;
+    /// the backend's host and path replace those of the rule.
     #[must_use]
     pub fn for_backend(
         rule: Option<&Arc<Self>>,
@@ -115,7 +116,7 @@ impl CompiledActions {
         }
     }
 
-    /// The same where a policy says when requests are sent once more: it decides where the rule does not.
+    /// Returns the actions with this retry policy as the default: the rule's own retries take precedence.
     #[must_use]
     pub(crate) fn under(&self, policy: &ServiceRetry) -> Self {
         let mut actions = self.clone();
@@ -128,35 +129,35 @@ impl CompiledActions {
         actions
     }
 
-    /// What the application answers under this name goes no further.
+    /// Removes this field from responses of the application.
     pub(crate) fn hide(&mut self, name: &str) {
         let hidden = FieldEdits { remove: Box::new([name.into()]), lines: Box::default() };
         self.response = hidden.then(&self.response);
     }
 
-    /// What is done to copies, which go to none of the backends.
+    /// Returns the actions for mirrored copies, which are sent to none of the backends.
     #[must_use]
     pub fn of_copies(&self) -> &Self {
         self.without_backend.as_deref().unwrap_or(self)
     }
 
-    /// Edits of heads, and nothing else.
+    /// Creates actions that only edit heads.
     #[must_use]
     pub fn editing(request: FieldEdits, response: FieldEdits) -> Self {
         Self { request, response, ..Self::default() }
     }
 
-    /// Whether requests go nowhere: their answer is a redirection.
+    /// True if requests are answered with a redirect.
     #[must_use]
     pub fn redirects(&self) -> bool {
         self.redirect.is_some()
     }
 
-    /// The redirection that a request to this port of the service is answered with.
+    /// Returns the redirect for a request to this port of the service.
     ///
-    /// A part that the rule does not name is that of the request. Where the rule names no port, it
-    /// is that of its scheme; without a scheme that of the authority, or, beside another host name,
-    /// that of the service. A port that goes without saying is not said.
+    /// Parts that the rule does not set are taken from the request. A rule without a port uses the default port
+    /// of its scheme; without a scheme it uses the port of the authority, or, with another host name, the
+    /// service's port. Default ports are omitted.
     #[must_use]
     pub fn redirection(&self, request: &RequestView<'_>, port: u16) -> Option<Redirection> {
         let redirect = self.redirect.as_ref()?;
@@ -165,8 +166,7 @@ impl CompiledActions {
         self.redirected(redirect, request, (Scheme::Http, implied))
     }
 
-    /// The same at a port of a gateway, whose scheme and number are those of what the rule leaves
-    /// open.
+    /// Returns the redirect at a gateway port: its scheme and number are the defaults.
     #[must_use]
     pub fn redirection_at(
         &self,
@@ -176,7 +176,7 @@ impl CompiledActions {
         self.redirected(self.redirect.as_ref()?, request, (scheme, Some(port)))
     }
 
-    /// `implied`: the port where the rule names neither port nor scheme.
+    /// `implied`: the port for rules with neither port nor scheme.
     fn redirected(
         &self,
         redirect: &Redirect,
@@ -203,7 +203,7 @@ impl CompiledActions {
         Some(Redirection { status: redirect.status, location })
     }
 
-    /// The target that a request is sent on with, path and query; `None` when it stays.
+    /// Returns the rewritten target with path and query; `None` if it is unchanged.
     #[must_use]
     pub fn target(&self, path: &str, query: Option<&str>) -> Option<String> {
         let edit = self.rewrite.as_ref()?.path.as_ref()?;
@@ -217,13 +217,13 @@ impl CompiledActions {
         })
     }
 
-    /// The host that a request is for from here on; `None` when it stays.
+    /// Returns the rewritten host; `None` if it is unchanged.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         self.rewrite.as_ref()?.hostname.as_ref().map(|name| name.as_str())
     }
 
-    /// The path after an edit; borrowed when it stays. `*` is no path, and stays.
+    /// Returns the path after an edit; borrowed if unchanged. `*` is not a path and is never edited.
     fn path<'a>(&self, edit: Option<&PathEdit>, path: &'a str) -> Cow<'a, str> {
         match edit.filter(|_| path.starts_with('/')) {
             None => Cow::Borrowed(path),
@@ -239,7 +239,7 @@ impl CompiledActions {
     }
 }
 
-/// How many bytes of a path the prefix takes that the only match names.
+/// Returns the length in bytes of the prefix in the only match.
 fn prefix_bytes(matches: &[RequestMatch]) -> usize {
     match matches {
         [RequestMatch { path: PathMatch::Prefix(prefix), .. }] => prefix_elements(prefix).len(),
@@ -247,21 +247,21 @@ fn prefix_bytes(matches: &[RequestMatch]) -> usize {
     }
 }
 
-/// An answer that sends the client elsewhere.
+/// A redirect response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirection {
-    /// Its status.
+    /// The status code.
     pub status: u16,
-    /// Where to.
+    /// The value of `Location`.
     pub location: String,
 }
 
-/// Edits of a head, as they are spliced in.
+/// Edits of a head, ready to be spliced in.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldEdits {
-    /// The names, in lower case, of received fields that go no further.
+    /// Lowercase names of received fields to remove.
     pub remove: Box<[Box<str>]>,
-    /// The field lines that are appended, each with the CR LF that ends it.
+    /// Field lines to append, each with its final CR LF.
     pub lines: Box<str>,
 }
 
@@ -271,7 +271,8 @@ impl FieldEdits {
         let remove = edits.remove.iter().chain(set).map(|name| name.as_str().into()).collect();
         let mut lines = String::new();
         for header in edits.set.iter().chain(&edits.add) {
-            // Readers let nothing else through; a line that would be two is none.
+            // The configuration readers reject other names and values; this check prevents an injected second
+            // line.
             if HeaderEdits::is_name(&header.name) && HeaderEdits::is_value(&header.value) {
                 write!(lines, "{}: {}\r\n", header.name, header.value)
                     .expect("a String takes what is written");
@@ -280,7 +281,7 @@ impl FieldEdits {
         Self { remove, lines: lines.into() }
     }
 
-    /// These edits, and then others of what they leave.
+    /// Returns these edits followed by `other`.
     fn then(&self, other: &Self) -> Self {
         let removed = |name: &str| other.remove.iter().any(|removed| **removed == *name);
         let mut lines = String::new();
@@ -294,18 +295,18 @@ impl FieldEdits {
         Self { remove: remove.into(), lines: lines.into() }
     }
 
-    /// Whether nothing is edited.
+    /// True if there are no edits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.remove.is_empty() && self.lines.is_empty()
     }
 
-    /// The appended fields, one by one.
+    /// Returns the appended fields.
     pub fn appended(&self) -> impl Iterator<Item = (&str, &str)> {
         self.lines.split_terminator("\r\n").filter_map(|line| line.split_once(": "))
     }
 
-    /// The fields of a request as they are after the edits; for tools.
+    /// Returns the fields of a request after the edits; for tools.
     #[must_use]
     pub fn applied(&self, fields: &[(String, String)]) -> Vec<(String, String)> {
         let removed = |name: &str| {
@@ -318,7 +319,7 @@ impl FieldEdits {
     }
 }
 
-/// Host and port of an authority.
+/// Splits an authority into host and port.
 pub(crate) fn split_authority(authority: &str) -> (&str, Option<u16>) {
     match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),

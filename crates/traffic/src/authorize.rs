@@ -1,4 +1,4 @@
-//! Authorisation: whether this peer may open this connection and make this request.
+//! Inbound authorization of connections and requests by peer identity.
 
 mod opening;
 mod policy;
@@ -26,37 +26,37 @@ use policy::{PeerRules, PolicyRules};
 pub use opening::{Carrier, Origin};
 pub use ruling::{Denial, Ruling};
 
-/// Who may come in at one workload, compiled.
+/// The compiled inbound authorization of one workload.
 ///
-/// The rules of access policies come first: what one denies is denied, and what another allows is
-/// allowed. Then what is open to others than members. Then, permissive: every verified member of the trust domain. Strict: the union of all
-/// `TrafficTarget`s that name the peer as a source. A peer that none names is told 403; one that is
-/// named, but not for this request, is told 403 if the request is allowed to somebody else and 404
-/// otherwise.
+/// Access policies are evaluated first: deny rules, then allow rules. Ingress rules for clients outside the
+/// mesh come next. In permissive mode every verified member of the trust domain is then allowed. In strict mode
+/// the allowed requests are the union of all `TrafficTarget`s with the peer as a source. The status is 403 for
+/// a peer without any `TrafficTarget`. For a peer with one that does not cover the request, it is 403 if the
+/// request is allowed to other peers, and 404 otherwise.
 #[derive(Debug)]
 pub struct InboundAccess {
     trust_domain: TrustDomain,
     /// Absent in permissive mode.
     rules: Option<StrictRules>,
-    /// Absent where there are no access policies.
+    /// Absent without access policies.
     policies: Option<PolicyRules>,
-    /// Accounts that are let in by nothing.
+    /// Revoked accounts, which are never allowed.
     revoked: BTreeSet<ServiceAccount>,
-    /// Whom policies deny is let in.
+    /// Audit mode: requests denied by policies are allowed.
     is_audited: bool,
-    /// Peers that proved nothing are judged by the rules, which never allow them anything.
+    /// Rules are evaluated for peers without an identity too, but never allow them anything.
     plaintext: Plaintext,
-    /// What is open to others than members.
+    /// Ingress rules, for clients outside the mesh.
     openings: Openings,
-    /// Tells the permits of this compilation from those of another.
+    /// Distinguishes permits of this compilation from those of another.
     seal: Arc<Seal>,
 }
 
 impl InboundAccess {
-    /// Compiles all that a plan says about who may come in.
+    /// Compiles all inbound authorization of a configuration.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used; it names the policy.
+    /// [`BadPattern`] for the first invalid regular expression, with its policy.
     pub fn of(plan: &WorkloadPlan) -> Result<Self, BadPattern> {
         let access = Self::compile(&plan.access, &plan.trust_domain)?;
         Ok(Self {
@@ -69,10 +69,10 @@ impl InboundAccess {
         })
     }
 
-    /// Compiles what a workload enforces.
+    /// Compiles the access rules of a workload.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used; it names the policy.
+    /// [`BadPattern`] for the first invalid regular expression, with its policy.
     pub fn compile(access: &Access, trust_domain: &TrustDomain) -> Result<Self, BadPattern> {
         let rules = match access {
             Access::Permissive => None,
@@ -90,15 +90,15 @@ impl InboundAccess {
         })
     }
 
-    /// Decides on a connection, or a stream of a link, to a port of the application by the identity
-    /// that the peer has proved; `None` is a peer that proved nothing.
+    /// Authorizes a connection, or a stream of a link, to a port of the application by the verified peer
+    /// identity; `None` is a peer without an identity.
     ///
-    /// A strict peer that no policy names gets a permit with which every request is denied: links
-    /// outlive policies, and an HTTP client is owed a 403.
+    /// In strict mode a peer without any policy gets a permit that denies every request: links outlive
+    /// policies, and HTTP clients expect a 403.
     ///
     /// # Errors
-    /// `plaintext-refused` without an identity, unless the workload takes such peers too, `foreign-trust-domain` for one of another mesh,
-    /// `revoked-peer` for one that is no member any more.
+    /// `plaintext-refused` for a peer without an identity, unless the workload accepts plaintext;
+    /// `foreign-trust-domain` for a peer of another mesh; `revoked-peer` for a revoked account.
     pub fn connection(
         &self,
         peer: Option<&SpiffeId>,
@@ -107,8 +107,7 @@ impl InboundAccess {
         self.visit((peer, port), None)
     }
 
-    /// The same for a connection of which is known where it comes from: a port may be open to whom
-    /// nothing else lets in.
+    /// Authorizes a connection with a known origin; ingress rules may allow clients that no other rule allows.
     ///
     /// # Errors
     /// As for [`Self::connection`].
@@ -126,32 +125,31 @@ impl InboundAccess {
         })))
     }
 
-    /// What clients without TLS from this address may speak at a port that is open to them, where
-    /// the application speaks `spoken`.
+    /// Returns the protocol that plaintext clients at this address may use at a port with an ingress rule, if
+    /// the application's protocol is `spoken`.
     #[must_use]
     pub fn in_clear(&self, at: (u16, Protocol), address: IpAddr) -> Option<Protocol> {
         self.openings.in_clear(at, address)
     }
 
-    /// Whether clients from this address need no certificate at a port.
+    /// True if clients at this address need no certificate at a port.
     #[must_use]
     pub fn skips_proof(&self, port: u16, address: IpAddr) -> bool {
         self.openings.skips_proof(port, address)
     }
 
-    /// Whether a client from this address may show the certificate of a guest at a port.
+    /// True if a client at this address may present the certificate of an external principal at a port.
     #[must_use]
     pub fn takes_guests(&self, port: u16, address: IpAddr) -> bool {
         self.openings.takes_guests(port, address)
     }
 
-    /// Decides on a request. A permit that another compilation gave out is good for no more than
-    /// the identity in it, which is then judged anew, at the price of a look-up.
+    /// Authorizes a request. A permit of another compilation contributes only its identity, and the rules for
+    /// it are searched again.
     ///
     /// # Errors
-    /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that
-    /// allows it to others if there is one. In audit mode these become permits that
-    /// [tell of it](Permit::would_deny).
+    /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
+    /// other peers, if any. In audit mode these become permits with a [would-be denial](Permit::would_deny).
     pub fn request(
         &self,
         permit: &ConnectionPermit,
@@ -161,19 +159,19 @@ impl InboundAccess {
         self.enforced(&rights, self.judge_request(&rights, request))
     }
 
-    /// Decides on opaque bytes to a port of the application. Rules about HTTP open no port.
+    /// Authorizes opaque bytes to a port of the application. HTTP rules open no port to bytes.
     ///
     /// # Errors
-    /// As for requests, but for `no-policy-route`.
+    /// As for requests, except `no-policy-route`.
     pub fn tcp(&self, permit: &ConnectionPermit) -> Result<Permit, Denial> {
         let rights = self.current_rights(permit)?;
         self.enforced(&rights, self.judge_bytes(&rights, permit.0.port))
     }
 
-    /// Decides on opaque bytes to a port of the application in which a request begins, whatever the port declares.
+    /// Authorizes opaque bytes that begin with an HTTP request, whatever protocol the port declares.
     ///
     /// # Errors
-    /// `denied-by-policy` where a rule denies some requests of the peer; also the errors of [`Self::connection`].
+    /// `denied-by-policy` if a rule denies some requests of the peer; also the errors of [`Self::connection`].
     pub fn hidden_request(&self, permit: &ConnectionPermit) -> Result<(), Denial> {
         let rights = self.current_rights(permit)?;
         let rules = self.policies.as_ref().zip(rights.policies.as_ref());
@@ -181,8 +179,8 @@ impl InboundAccess {
         self.enforced(&rights, judgement.unwrap_or(Ok(By::Nobody))).map(drop)
     }
 
-    /// True when the rules let in some request of this peer. The rules for opaque bytes may reject bytes in which such a
-    /// request hides.
+    /// True if the rules allow at least one request of this peer. The rules for opaque bytes may still reject
+    /// bytes that contain such a request.
     #[must_use]
     pub fn may_let_requests_in(&self, permit: &ConnectionPermit) -> bool {
         let Ok(rights) = self.current_rights(permit) else { return false };
@@ -228,8 +226,8 @@ impl InboundAccess {
         if let Some(index) = own {
             return Ok(By::Target(index));
         }
-        // The peer's own rules do not match, so any rule that does belongs to others. These are looked
-        // up, too: who is denied must not make us try what all others may.
+        // The peer's own rules do not match, so any matching rule belongs to other peers. The lookup is
+        // indexed, so that a denied request does not evaluate the rules of all peers.
         let others = match &strict.many {
             None => strict.rules.iter().position(allows),
             Some(many) => many.first(Sought::sent(request), allows_at),
@@ -264,8 +262,8 @@ impl InboundAccess {
         Err((Reason::Denied, others.map_or(By::Nobody, By::Target)))
     }
 
-    /// In audit mode what policies deny is let in, and the permit tells of it; but nobody is who has
-    /// no other way in than what is open.
+    /// In audit mode policy denials are allowed and recorded in the permit, except for clients with no access
+    /// other than through ingress rules.
     fn enforced(&self, rights: &Rights, judgement: Judgement) -> Result<Permit, Denial> {
         match judgement {
             Ok(by) => Ok(Permit { by, would_deny: None }),
@@ -276,15 +274,15 @@ impl InboundAccess {
         }
     }
 
-    /// Whether the permit was given out by this compilation. One that was not still works, but
-    /// each decision costs a look-up: replace it by asking [`Self::connection`] again.
+    /// True if the permit comes from this compilation. Other permits work, but each decision costs a rule
+    /// lookup: replace them by calling [`Self::connection`] again.
     #[must_use]
     pub fn is_current(&self, permit: &ConnectionPermit) -> bool {
         Arc::ptr_eq(&self.seal, &permit.0.seal)
     }
 
-    /// The policy behind a permit; `None` in permissive mode. Behind one that tells of a denial
-    /// it is the policy that allows the same to others, if one does.
+    /// Returns the policy behind a permit; `None` in permissive mode. For a would-be denial, it is the policy
+    /// that allows the request to other peers, if any.
     #[must_use]
     pub fn ruling(&self, permit: Permit) -> Option<&Ruling> {
         self.named(permit.by)
@@ -307,7 +305,7 @@ impl InboundAccess {
         }
     }
 
-    /// The rules that name the peer.
+    /// Returns the rules for the peer.
     fn rights_of(
         &self,
         peer: Option<&SpiffeId>,
@@ -337,7 +335,7 @@ impl InboundAccess {
         })
     }
 
-    /// No rule names a peer that proved nothing; those that deny everybody are about it too.
+    /// No allow rule names a peer without an identity; rules that deny all peers still apply to it.
     fn rights_of_nobody(&self, port: u16, openings: Part) -> Result<Rights, Denial> {
         let opened_only = self.plaintext == Plaintext::Refuse;
         if opened_only && openings.is_empty() {
@@ -352,12 +350,12 @@ impl InboundAccess {
     }
 }
 
-/// Proof that a peer showed an identity of this mesh, or needs none, and which rules name it. Cheap to clone.
+/// Proof that a peer presented an identity of this mesh, or needs none, with the rules for it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ConnectionPermit(Arc<Standing>);
 
 impl ConnectionPermit {
-    /// The identity that the peer proved, if it did.
+    /// Returns the verified identity of the peer, if any.
     #[must_use]
     pub fn peer(&self) -> Option<&SpiffeId> {
         self.0.peer.as_ref()
@@ -369,26 +367,26 @@ struct Standing {
     peer: Option<SpiffeId>,
     /// The port of the application.
     port: u16,
-    /// Where its connection comes from, if that was told.
+    /// The origin of the connection, if known.
     origin: Option<Origin>,
     rights: Rights,
     seal: Arc<Seal>,
 }
 
-/// The rules that concern a peer.
+/// The rules that apply to a peer.
 #[derive(Debug, Clone)]
 struct Rights {
-    /// Those of `TrafficTarget`s that name it, if any does.
+    /// The `TrafficTarget` rules with the peer as a source, if any.
     targets: Option<Arc<Named>>,
-    /// Those of access policies, where there are some; in a box, because rights are moved.
+    /// The access policy rules, if any; boxed, because rights are moved.
     policies: Option<Box<PeerRules>>,
-    /// Those of what is open that let it in.
+    /// The ingress rules that allow it.
     openings: Part,
-    /// Whether nothing else lets it in.
+    /// Indicates that only ingress rules allow it.
     opened_only: bool,
 }
 
-/// Proof that a request or a byte stream is let in. [`InboundAccess::ruling`] names its policy.
+/// Proof that a request or byte stream is allowed. [`InboundAccess::ruling`] returns its policy.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct Permit {
@@ -397,46 +395,46 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Why it would be denied, if the mode were strict instead of audit.
+    /// Returns the reason for which strict mode would deny it.
     #[must_use]
     pub fn would_deny(self) -> Option<Reason> {
         self.would_deny
     }
 }
 
-/// What policies say, before the mode.
+/// The decision of the policies, before the mode is applied.
 type Judgement = Result<By, (Reason, By)>;
 
-/// Which rule decided.
+/// The rule that decided.
 #[derive(Debug, Clone, Copy)]
 enum By {
     Nobody,
-    /// That of a `TrafficTarget`.
+    /// A `TrafficTarget`.
     Target(usize),
-    /// That of an access policy.
+    /// An access policy.
     Policy(usize),
-    /// What is open to others than members.
+    /// An ingress rule.
     Opening(usize),
 }
 
-/// Only the address that an `Arc` gives it matters.
+/// Only the address of its `Arc` matters.
 #[derive(Debug)]
 struct Seal;
 
 #[derive(Debug)]
 struct StrictRules {
     rules: Box<[CompiledAccess]>,
-    /// The rules that name each source, so that requests compare no identities.
+    /// The rules of each source, so that requests compare no identities.
     by_source: BTreeMap<ServiceAccount, Arc<Named>>,
-    /// What all of them allow, where that is much.
+    /// An index of everything they allow, if there are many.
     many: Option<Many>,
 }
 
-/// The rules that name a source, or several.
+/// The rules of one or more sources.
 #[derive(Debug)]
 struct Named {
     rules: Box<[usize]>,
-    /// What they allow, where that is much.
+    /// An index of everything they allow, if there are many.
     many: Option<Many>,
 }
 
@@ -454,7 +452,7 @@ impl StrictRules {
         let rules: Box<[CompiledAccess]> =
             rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
         let http = |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.http));
-        // Many sources are named by the same rules.
+        // Many sources share the same rules.
         let mut lists = BTreeMap::<Vec<usize>, Arc<Named>>::new();
         let mut named = |indices: Vec<usize>| {
             let named = lists.entry(indices).or_insert_with_key(|indices| {
@@ -501,14 +499,14 @@ impl CompiledAccess {
     }
 }
 
-/// True when a rule that allows fits a request as it was sent, and no path that climbs. In a network-path reference it fits
-/// each path that an application may read.
+/// True if an allow rule matches a request as sent, and its path has no dot segments. A network-path reference
+/// must match in each path that an application may read in it.
 #[inline]
 pub(crate) fn fits(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
     (path == PathKind::Plain || fits_unusual(matcher, request, path)) && matcher.matches(request)
 }
 
-/// Apart, so that the usual path needs no room for it.
+/// Separate, so that the usual path needs no stack space for it.
 #[inline(never)]
 fn fits_unusual(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
     !matcher.constrains_path()

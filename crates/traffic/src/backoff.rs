@@ -1,10 +1,9 @@
-//! Back-off: how long to leave an endpoint or a peer alone after it failed.
+//! Exponential back-off with jitter for failed endpoints and peers.
 
 use std::time::Duration;
 
-/// How long to wait after this many failures in a row: doubling from [`DELAY_MIN`] to
-/// [`DELAY_MAX`], of which the upper half is chance, so that those who failed together do not
-/// come back together. Nothing after no failure.
+/// Returns the delay after this many consecutive failures: doubling from [`DELAY_MIN`] to [`DELAY_MAX`], with
+/// jitter in the upper half, so that clients that failed together do not retry together. Zero after no failure.
 #[must_use]
 pub fn delay(failures: u32, draw: u64) -> Duration {
     let Some(doublings) = failures.checked_sub(1) else {
@@ -17,10 +16,10 @@ pub fn delay(failures: u32, draw: u64) -> Duration {
     half + Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX))
 }
 
-/// After the first failure, at most: a restarting process is back within a few of these.
+/// The maximum after the first failure: a restarting process is back within a few of these.
 pub const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// However often it failed: the price of a mistake is bounded by this.
+/// The maximum after any number of failures: it bounds the cost of a wrong suspicion.
 pub const DELAY_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

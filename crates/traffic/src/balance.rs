@@ -1,4 +1,4 @@
-//! Balancing: of two endpoints chosen at random, the one with the lesser load; or as a policy says.
+//! Load balancing: power of two choices by default, or the algorithm of a policy.
 
 mod choice;
 pub mod hashing;
@@ -15,42 +15,41 @@ pub use latency::Latency;
 pub use load::Load;
 pub use newcomers::Newcomers;
 
-/// The endpoints to choose from, as the caller keeps them.
+/// The endpoints to choose from.
 pub trait Candidates {
-    /// How many there are.
+    /// Returns the number of candidates.
     fn len(&self) -> usize;
 
-    /// The load of the one at this index, below [`Self::len`].
+    /// Returns the load of the candidate at this index, below [`Self::len`].
     fn load(&self, index: usize) -> Load;
 
-    /// How much the one at this index should get; absent where all get the same.
+    /// Returns the weight of the candidate at this index; `None` if all weights are equal.
     fn weight(&self, index: usize) -> Option<Weight> {
         let _ = index;
         None
     }
 
-    /// Whether the one at this index, below [`Self::len`], may be chosen; one that failed to
-    /// connect and backs off may not.
+    /// True if the candidate at this index, below [`Self::len`], may be chosen; false during back-off after a
+    /// failed connect.
     fn usable(&self, index: usize) -> bool;
 
-    /// Whether the one at this index may be chosen even when none is usable; one that a policy
-    /// removed may not.
+    /// True if the candidate at this index may be chosen when none is usable; false if a policy ejected it.
     fn eligible(&self, index: usize) -> bool {
         let _ = index;
         true
     }
 
-    /// Whether there are none.
+    /// True if there are no candidates.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Chooses two different usable candidates at random and takes the one with less load. Where weights
-/// differ they are drawn by weight, and may be one.
+/// Draws two different usable candidates and returns the one with less load. If weights differ, candidates are
+/// drawn by weight, and both draws may return the same one.
 ///
-/// When none is usable, all that are eligible are candidates: they were put aside on old evidence,
-/// and trying one is better than a certain failure. `None` only when there is none of these.
+/// If none is usable, all eligible candidates take part: their failures are old evidence, and an attempt is
+/// better than a certain failure. `None` only if none is eligible.
 #[must_use]
 pub fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let count = candidates.len();
@@ -67,7 +66,7 @@ pub fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> 
     }
 }
 
-/// The slow way, for when a first choice turned out to be unusable.
+/// The slow path, after the first draw returned an unusable candidate.
 fn pick_usable<C: Candidates + ?Sized>(
     candidates: &C,
     draw: u64,
@@ -78,14 +77,14 @@ fn pick_usable<C: Candidates + ?Sized>(
         0 => pick_eligible(candidates, draw, choice),
         1 => usable().next(),
         count => {
-            // A fresh number: the old one is known to point at something unusable.
+            // A new number: the old one is known to select an unusable candidate.
             let (first, second) = pair(count, remix(draw));
             Some(lighter(candidates, usable().nth(first)?, usable().nth(second)?))
         }
     }
 }
 
-/// The last resort, for when nothing is usable.
+/// The last resort if no candidate is usable.
 fn pick_eligible<C: Candidates + ?Sized>(
     candidates: &C,
     draw: u64,
@@ -109,20 +108,20 @@ fn lighter<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) 
     }
 }
 
-/// Two different numbers below `count`, which is at least 2, from the halves of the draw.
+/// Returns two different numbers below `count` (at least 2) from the two halves of the draw.
 fn pair(count: usize, draw: u64) -> (usize, usize) {
     let first = below(count, draw >> 32);
     let second = below(count - 1, draw & HALF);
     (first, second + usize::from(second >= first))
 }
 
-/// A number below `count` from 32 random bits, by multiplication instead of division.
+/// Returns a number below `count` from 32 random bits, by multiplication instead of division.
 fn below(count: usize, random: u64) -> usize {
     let count = (count as u64).min(HALF);
     usize::try_from((random * count) >> 32).unwrap_or(usize::MAX)
 }
 
-/// SplitMix64's finaliser: every bit of the result depends on every bit of the draw.
+/// The finalizer of SplitMix64: every bit of the result depends on every bit of the draw.
 fn remix(draw: u64) -> u64 {
     let mut z = draw.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -150,7 +149,7 @@ mod tests {
         }
     }
 
-    /// How often each candidate is picked in `DRAWS` seeded draws.
+    /// The number of picks of each candidate in `DRAWS` seeded draws.
     fn counts(table: &Table) -> Vec<u32> {
         let mut counts = vec![0; table.len()];
         for draw in draws() {
@@ -220,7 +219,7 @@ mod tests {
         assert!(counts.iter().all(|c| near(*c, 0.25)), "{counts:?}");
     }
 
-    /// None is usable; only these are eligible.
+    /// No candidate is usable; only these are eligible.
     struct Removed(Vec<bool>);
 
     impl Candidates for Removed {
@@ -260,7 +259,8 @@ mod tests {
 
     #[test]
     fn load_evens_out() {
-        // 1,000 balls into 10 bins: two choices stay within a few of the mean; one does not.
+        // 1,000 balls into 10 bins: with two choices the counts stay within a few of the mean; with one they do
+        // not.
         let mut table = Table(vec![(0, true); 10]);
         for draw in draws().take(1_000) {
             let index = pick(&table, draw).unwrap();

@@ -1,36 +1,36 @@
-//! The retry budget: how many retries a service may be made to bear.
+//! Retry budget: the limit of retries to one service.
 
 use std::time::{Duration, Instant};
 
 use leno_model::RetryRule;
 
-/// What may be spent on retries of requests to one service, as one thread counts it.
+/// The retry budget of one service in one thread.
 ///
-/// Every request pays in a part of a retry, every retry takes one out. So retries are no more than
-/// [`SHARE_PERCENT`] of the requests, beside the few that come back with time: a service that is
-/// asked seldom may be asked again, and one that fails altogether is not asked many times more.
+/// Each request adds a fraction of a retry, and each retry takes one. Retries are thus limited to
+/// [`SHARE_PERCENT`] of the requests, plus a few that time restores: services with few requests can be retried,
+/// and a failing service is not overloaded by retries.
 #[derive(Debug, Clone)]
 pub struct RetryBudget {
     /// In hundredths of a retry.
     balance: u32,
-    /// Until when time has been paid for.
+    /// The time up to which the balance was refilled.
     paid_until: Instant,
 }
 
 impl RetryBudget {
-    /// A budget that has as much as time gives.
+    /// Creates a budget at the floor.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { balance: FLOOR_RETRIES * RETRY, paid_until: now }
     }
 
-    /// A request was made.
+    /// Records a request.
     pub fn deposit(&mut self) {
         let most = BALANCE_RETRIES_MAX * RETRY;
         self.balance = self.balance.saturating_add(SHARE_PERCENT).min(most);
     }
 
-    /// Takes a retry out, if there is one.
+    /// Takes one retry, if available.
     #[must_use]
     pub fn withdraw(&mut self, now: Instant) -> bool {
         self.refill(now);
@@ -43,7 +43,7 @@ impl RetryBudget {
         }
     }
 
-    /// Pays for the time that has passed, as long as there is less than the floor.
+    /// Refills the budget for the elapsed time, up to the floor.
     fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.paid_until);
         let periods = passed.as_nanos() / FLOOR_PERIOD.as_nanos();
@@ -59,16 +59,15 @@ impl RetryBudget {
     }
 }
 
-/// Retries for each hundred requests.
+/// Retries per hundred requests.
 pub const SHARE_PERCENT: u32 = 20;
-/// What is there for a service that is asked seldom, and comes back with time: all the retries that one
-/// request may have.
+/// The floor that time restores, for services with few requests: all retries of one request.
 pub const FLOOR_RETRIES: u32 = RetryRule::ATTEMPTS_MAX as u32;
-/// How long it takes for one of these to come back.
+/// The time to restore one retry below the floor.
 pub const FLOOR_PERIOD: Duration = Duration::from_secs(1);
-/// The most that can be saved up: a good hour does not pay for a storm.
+/// The maximum balance: an hour without failures does not pay for a retry storm.
 pub const BALANCE_RETRIES_MAX: u32 = 100;
-/// A retry, in the unit of the balance.
+/// One retry, in the unit of the balance.
 const RETRY: u32 = 100;
 
 #[cfg(test)]
@@ -76,7 +75,7 @@ const RETRY: u32 = 100;
 mod tests {
     use super::*;
 
-    /// How many of so many retries are allowed.
+    /// The number of allowed retries.
     fn spend(budget: &mut RetryBudget, retries: usize, now: Instant) -> usize {
         (0..retries).filter(|_| budget.withdraw(now)).count()
     }
@@ -90,7 +89,7 @@ mod tests {
             budget.deposit();
         }
         assert_eq!(spend(&mut budget, 50, now), 10);
-        // Every request is tried again as often as may be: a total failure.
+        // A total failure: every request is retried as often as possible.
         let retried: usize = (0..1_000)
             .map(|_| {
                 budget.deposit();

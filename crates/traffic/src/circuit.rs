@@ -1,22 +1,22 @@
-//! The circuit of a port: open while too many of its requests fail, as one data thread sees it.
+//! Per-thread circuit breaker state of one upstream port.
 
 use std::time::Duration;
 
 use leno_model::{TooMany, Trip};
 
-/// A circuit. Its owner says what time it is: the time since any moment of its choice.
+/// A circuit. The owner provides the time, since any fixed moment.
 #[derive(Debug)]
 pub struct Circuit {
     rule: Trip,
     step: Duration,
     step_ends: Duration,
-    /// The step that counts now.
+    /// The current step of the window.
     current: usize,
     steps: Box<[Step]>,
     total: Step,
     in_a_row: u32,
     state: State,
-    /// How often it has changed. What began before is no evidence after.
+    /// The number of transitions. Requests that started in an earlier epoch are not counted.
     epoch: u32,
 }
 
@@ -33,54 +33,54 @@ enum State {
     Open {
         until: Duration,
     },
-    /// Probes are let through.
+    /// Probes are allowed.
     HalfOpen {
         succeeded: u32,
         under_way: u32,
-        /// When probes that have not ended are waited for no longer: they may be streams.
+        /// The deadline for probes, which may be long-lived streams.
         until: Duration,
     },
 }
 
-/// A request that was let through. It is given back when the request has ended.
+/// An admitted request. Returned when the request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticket {
     epoch: u32,
 }
 
-/// What a request showed.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shown {
-    /// Whether it failed in a way that counts.
+    /// True if the failure counts.
     pub failed: bool,
-    /// How long it took.
+    /// The duration of the request.
     pub took: Duration,
 }
 
-/// What became of a circuit.
+/// A state transition of a circuit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It opened.
+    /// The circuit opened.
     Opened(Trigger),
-    /// It closed.
+    /// The circuit closed.
     Closed,
 }
 
-/// Why a circuit opened.
+/// The reason for which a circuit opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trigger {
-    /// Too many requests in the window failed.
+    /// Too many failed requests in the window.
     Failed,
-    /// Too many failed in a row.
+    /// Too many consecutive failures.
     Consecutive,
-    /// Too many were slow.
+    /// Too many slow requests.
     Slow,
-    /// A probe failed, or was slow.
+    /// A failed or slow probe.
     Probe,
 }
 
 impl Trigger {
-    /// The word used in logs.
+    /// Returns the name for logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ impl Trigger {
 }
 
 impl Circuit {
-    /// A closed circuit.
+    /// Creates a closed circuit.
     #[must_use]
     pub fn new(rule: Trip) -> Self {
         let steps = rule.steps.max(1);
@@ -111,7 +111,7 @@ impl Circuit {
         }
     }
 
-    /// A request wants to go through. `None`: nothing is sent now.
+    /// Admits a request; `None` if the circuit rejects it.
     pub fn admit(&mut self, now: Duration) -> Option<Ticket> {
         if let State::Open { until } | State::HalfOpen { until, .. } = self.state
             && until <= now
@@ -131,7 +131,7 @@ impl Circuit {
         Some(Ticket { epoch: self.epoch })
     }
 
-    /// A request that went through has ended.
+    /// Records the end of an admitted request.
     pub fn end(&mut self, ticket: Ticket, shown: Shown, now: Duration) -> Option<Turn> {
         if ticket.epoch != self.epoch {
             return None;
@@ -157,12 +157,12 @@ impl Circuit {
                 self.in_a_row = 0;
                 Some(Turn::Closed)
             }
-            // No ticket is of an epoch in which it is open.
+            // An epoch in which the circuit is open has no tickets.
             State::Open { .. } => None,
         }
     }
 
-    /// A request that went through proves nothing.
+    /// Returns a ticket without an outcome.
     pub fn release(&mut self, ticket: Ticket) {
         if ticket.epoch == self.epoch
             && let State::HalfOpen { under_way, .. } = &mut self.state
@@ -171,7 +171,7 @@ impl Circuit {
         }
     }
 
-    /// Reports that no request goes through now.
+    /// True if no request is admitted now.
     #[must_use]
     pub fn is_open(&self, now: Duration) -> bool {
         let probes = self.rule.probes.max(1);
@@ -184,7 +184,7 @@ impl Circuit {
         }
     }
 
-    /// What counts as a failure, how long it stays open, and the rest of its rule.
+    /// Returns the rule.
     #[must_use]
     pub const fn rule(&self) -> &Trip {
         &self.rule
@@ -200,7 +200,7 @@ impl Circuit {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
-    /// Steps that have ended leave the window.
+    /// Removes expired steps from the window.
     fn advance(&mut self, now: Duration) {
         if now < self.step_ends {
             return;
@@ -230,7 +230,7 @@ impl Circuit {
         }
     }
 
-    /// Why it opens now, if it does.
+    /// Returns the reason to open now, if any.
     fn verdict(&self) -> Option<Trigger> {
         let Step { requests, failed, slow } = self.total;
         let row = self.rule.consecutive.is_some_and(|many| self.in_a_row >= many);
@@ -248,7 +248,7 @@ impl Circuit {
     }
 }
 
-/// Whether so many of the requests are too many.
+/// True if the counted requests exceed the limit.
 fn exceeds(limit: TooMany, counted: u32, requests: u32) -> bool {
     let share = limit
         .share_ppm

@@ -1,22 +1,20 @@
-//! Cross-origin requests: what a browser is told about a page of another origin.
+//! CORS: preflight responses and response headers for cross-origin requests.
 
 use leno_model::{AnyOf, Cors, HeaderEdits};
 
 use crate::action::FieldEdits;
 use crate::request::RequestView;
 
-/// What a cross-origin request gets.
+/// The effect of a CORS rule on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CrossOrigin {
-    /// It is the question whether a request may be made, and these fields are the answer. Nothing
-    /// goes on.
+    /// A preflight request, with the fields of its response. It is not forwarded.
     Preflight(Vec<(&'static str, String)>),
-    /// It goes on, and its answer is edited so.
+    /// A request that is forwarded, with the edits of its response.
     Actual(FieldEdits),
 }
 
-/// The method of the request that a browser asks about, if this is its question (the Fetch standard,
-/// §3.2.2).
+/// Returns the method of the announced request if this is a preflight request (Fetch standard, §3.2.2).
 #[must_use]
 pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<std::borrow::Cow<'a, str>> {
     if request.method != "OPTIONS" {
@@ -26,13 +24,13 @@ pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<std::borrow::Cow<'
     request.fields.first(REQUEST_METHOD)
 }
 
-/// What a request gets; `None` when no page of another origin makes it and the answer does not depend
-/// on who does. `edits` are what the rule does to answers beside.
+/// Applies a CORS rule; `None` if the request is not cross-origin and its response does not depend on the
+/// origin. `edits`: the other response edits of the rule.
 #[must_use]
 pub fn judge(cors: &Cors, request: &RequestView<'_>, edits: &FieldEdits) -> Option<CrossOrigin> {
     let mut fields = Vec::new();
-    // Also where there is no origin, or one that may not: a cache that kept such an answer for all
-    // would give it to a page that may (the Fetch standard, §3.2.5).
+    // Also added without an origin, or with a disallowed one: otherwise a shared cache would serve such a
+    // response to an allowed page (Fetch standard, §3.2.5).
     if !is_for_everybody(cors) {
         fields.push(("vary", "origin".to_owned()));
     }
@@ -47,18 +45,19 @@ pub fn judge(cors: &Cors, request: &RequestView<'_>, edits: &FieldEdits) -> Opti
     if preflight && allowed {
         fields.extend(about_request(cors, request));
     }
-    // Browsers look for it at answers to requests alone; the Gateway API wants it said at once.
+    // Browsers read it in responses to actual requests only; the Gateway API requires it in preflight responses
+    // too.
     if allowed && let Some(exposed) = list(&cors.exposed, cors.credentials, None) {
         fields.push(("access-control-expose-headers", exposed));
     }
     if preflight {
         return Some(CrossOrigin::Preflight(fields));
     }
-    // What the application says about origins is not mixed with what the rule says.
+    // CORS headers of the application are removed, not merged with those of the rule.
     Some(CrossOrigin::Actual(beside(edits, &ANSWERS, fields)))
 }
 
-/// What the rule does to answers beside, and these fields, in place of `own`.
+/// Combines the rule's other edits with these fields, which replace `own`.
 fn beside(edits: &FieldEdits, own: &[&str], fields: Vec<(&str, String)>) -> FieldEdits {
     let mut lines = String::from(&*edits.lines);
     for (name, value) in fields {
@@ -68,12 +67,12 @@ fn beside(edits: &FieldEdits, own: &[&str], fields: Vec<(&str, String)>) -> Fiel
     FieldEdits { remove: edits.remove.iter().cloned().chain(own).collect(), lines: lines.into() }
 }
 
-/// Whether all origins hear the same.
+/// True if the response is the same for all origins.
 fn is_for_everybody(cors: &Cors) -> bool {
     !cors.credentials && cors.origins.iter().any(|origin| origin.is_any())
 }
 
-/// That a page of this origin may.
+/// Returns the fields that allow an origin.
 fn about_origin(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
     let told = if is_for_everybody(cors) { "*" } else { origin };
     let mut fields = vec![(ALLOW_ORIGIN, told.to_owned())];
@@ -83,7 +82,7 @@ fn about_origin(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
     fields
 }
 
-/// What such a page may ask.
+/// Returns the fields that describe the allowed requests.
 fn about_request(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, String)> {
     let asked = |name: &str| {
         let found = request.fields.find(name);
@@ -97,8 +96,8 @@ fn about_request(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, S
     methods.into_iter().chain(headers).chain([max_age]).collect()
 }
 
-/// A list as browsers read it. With credentials `*` is a word like any other (§3.2.4): what was asked
-/// for is said instead.
+/// Formats a list for browsers. With credentials `*` is not a wildcard (§3.2.4), so the requested values are
+/// returned instead.
 fn list(words: &AnyOf, credentials: bool, asked: Option<String>) -> Option<String> {
     match words {
         AnyOf::Any if credentials => asked,
@@ -110,7 +109,7 @@ fn list(words: &AnyOf, credentials: bool, asked: Option<String>) -> Option<Strin
 
 const ALLOW_ORIGIN: &str = "access-control-allow-origin";
 const REQUEST_METHOD: &str = "access-control-request-method";
-/// The fields of answers that say what pages of other origins may.
+/// The CORS response fields.
 const ANSWERS: [&str; 6] = [
     ALLOW_ORIGIN,
     "access-control-allow-credentials",
@@ -157,7 +156,7 @@ mod tests {
                 lines.collect::<Vec<_>>().join("; ").replace("access-control-", "")
             }
             Some(CrossOrigin::Actual(edits)) => {
-                // Of an answer that is for no page nothing is taken away.
+                // Responses to requests without an origin keep the application's CORS fields.
                 assert!([0, ANSWERS.len()].contains(&edits.remove.len()));
                 let lines = edits.lines.trim_end().replace("\r\n", "; ");
                 format!("goes on; {lines}").replace("access-control-", "")
@@ -177,7 +176,7 @@ mod tests {
         let any = cors(&["*"], false, true);
         let trusted = cors(&["*"], true, true);
         for (cors, method, fields, expected) in [
-            // A cache must not give this answer to a page, nor one for a page to another.
+            // A cache must serve neither this response to a page, nor a page's response to another client.
             (&only, "GET", &[][..], "goes on; vary: origin"),
             (&any, "GET", &[], "same origin"),
             (&trusted, "GET", &[], "goes on; vary: origin"),
@@ -189,7 +188,7 @@ mod tests {
             ),
             (&only, "GET", &[("origin", "https://b.example")], "goes on; vary: origin"),
             (&only, "GET", &[("origin", "null")], "goes on; vary: origin"),
-            // A question that is none goes on: the application may have an answer.
+            // An `OPTIONS` request that is not a preflight is forwarded: the application may answer it.
             (
                 &only,
                 "OPTIONS",

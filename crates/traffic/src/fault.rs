@@ -1,4 +1,4 @@
-//! Fault injection: whether a request is delayed, or answered on purpose.
+//! Fault injection: delays and aborts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
-/// The faults of a port, compiled.
+/// The compiled faults of a port.
 #[derive(Debug)]
 pub struct FaultPlan {
     policy: ServicePolicyName,
-    /// Rules that are asked one after the other,
+    /// Rules that are tried one by one.
     few: Box<[CompiledRule]>,
-    /// or that are looked up instead.
+    /// Rules with an index.
     many: Option<(Many, Box<[CompiledRule]>)>,
 }
 
@@ -30,27 +30,27 @@ struct CompiledRule {
     hits: Arc<HitSlot>,
 }
 
-/// What happens to a request: at least one of the two.
+/// The faults of a request: at least one of the two.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Injected<'a> {
     /// The policy.
     pub policy: &'a ServicePolicyName,
     /// The rule in it.
     pub rule: &'a str,
-    /// It waits.
+    /// The delay.
     pub delay: Option<Duration>,
-    /// It is answered, after the wait.
+    /// The response that aborts the request, after the delay.
     pub abort: Option<InjectedAnswer>,
-    /// Where it is counted.
+    /// The match counter.
     pub hits: &'a Arc<HitSlot>,
 }
 
-/// What is answered on purpose.
+/// The response of an abort.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedAnswer {
-    /// What is answered.
+    /// The response.
     pub answer: Arc<FixedAnswer>,
-    /// The status that a call of gRPC gets, when the policy says.
+    /// The status of gRPC calls, if the policy sets it.
     pub grpc: Option<u8>,
 }
 
@@ -58,7 +58,7 @@ impl FaultPlan {
     /// Compiles the faults of a port.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used.
+    /// [`BadPattern`] for the first invalid regular expression.
     pub fn compile(faults: &Faults) -> Result<Self, BadPattern> {
         let rules = faults.rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
@@ -77,13 +77,13 @@ impl FaultPlan {
         &self.policy
     }
 
-    /// The rule that decides a request of this caller: the first that fits.
+    /// Returns the rule for a request of this caller: the first that matches.
     #[must_use]
     pub fn rule(&self, request: &RequestView<'_>, caller: &ServiceAccount) -> Option<&FaultRule> {
         self.find(request, caller).map(|found| &found.rule)
     }
 
-    /// What happens to a request of this caller. Each fault of the rule that decides draws once.
+    /// Returns the faults of a request of this caller. Each fault of the matching rule draws once.
     pub fn inject(
         &self,
         request: &RequestView<'_>,
@@ -116,7 +116,7 @@ impl FaultPlan {
         self.few.iter().find(fits).or_else(|| self.looked_up(request, caller))
     }
 
-    /// Apart, so that a few do not pay for it.
+    /// Separate, so that a small number of rules does not pay for it.
     #[inline(never)]
     fn looked_up(
         &self,
@@ -146,7 +146,7 @@ impl CompiledRule {
     }
 }
 
-/// Whether a draw, spread over all 64 bits, falls on a share in millionths.
+/// True if a draw, uniform over 64 bits, falls within a share in millionths.
 #[must_use]
 pub fn is_drawn(share_ppm: u32, draw: u64) -> bool {
     let point = (u128::from(draw) * u128::from(WHOLE_PPM)) >> 64;

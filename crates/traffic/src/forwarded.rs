@@ -13,40 +13,40 @@ use crate::treatment::PortTreatment;
 #[derive(Debug)]
 pub struct Forwarded {
     ports: Box<[ForwardedPort]>,
-    /// The place in `ports` of each backend, by its place in each rule of the port's view. A backend
-    /// that is the port itself, or does not exist, has none.
+    /// The index in `ports` of each backend, by rule and backend index. A backend that is the port itself, or
+    /// does not exist, has none.
     by_rule: Box<[Box<[Option<u32>]>]>,
 }
 
-/// A port that a route forwards to, as callers of the other service reach it.
+/// A port that a route forwards to, with the policies that apply to callers of the routing service.
 #[derive(Debug)]
 pub struct ForwardedPort {
     /// The backend.
     pub service: ServiceName,
     /// Its port.
     pub port: u16,
-    /// The policies of both, combined.
+    /// The combined policies of both.
     pub treatment: Arc<PortTreatment>,
-    /// The places of the port's endpoints, where the called service has them chosen by a key.
+    /// The hash table of the port's endpoints, if the called service uses consistent hashing.
     pub places: Option<Arc<Places>>,
-    /// The parts that the above were made from.
+    /// The inputs of the above.
     called: Arc<PortTreatment>,
     own: Option<Arc<PortTreatment>>,
     endpoints: Arc<[Arc<Endpoint>]>,
 }
 
-/// The policies of one way to a port, and the places of its endpoints under them.
+/// The policies of one path to a port, and the hash table of its endpoints under them.
 pub type EffectivePolicies<'a> = (Option<&'a Arc<PortTreatment>>, Option<&'a Arc<Places>>);
 
 impl PortPlan {
-    /// The policies of a direct call.
+    /// Returns the policies of direct calls.
     #[must_use]
     pub fn own_policies(&self) -> EffectivePolicies<'_> {
         (self.treatment.as_ref(), self.places.as_ref())
     }
 
-    /// The policies of a request that a rule of this port forwards to a backend, by both of their
-    /// places; `behind` is the backend's port.
+    /// Returns the policies of a request that a rule of this port forwards to a backend, by both indices;
+    /// `behind` is the backend's port.
     #[must_use]
     pub fn policies_of_rule<'a>(
         &'a self,
@@ -62,7 +62,7 @@ impl PortPlan {
         }
     }
 
-    /// The same for a backend that is known by its name.
+    /// Does the same by the name of the backend.
     #[must_use]
     pub fn policies_to<'a>(
         &'a self,
@@ -93,7 +93,8 @@ impl ForwardedPort {
 }
 
 impl Forwarded {
-    /// Compiles the ways from a port; `None` where it has no policies, or no rule leads away.
+    /// Compiles the policies of all forwarding routes of a port; `None` if the port has no policies, or no rule
+    /// forwards elsewhere.
     pub(crate) fn of(
         (name, number): (&ServiceName, u16),
         port: &PortPlan,
@@ -129,7 +130,7 @@ impl Forwarded {
         (!ports.is_empty()).then(|| Arc::new(Self { ports: ports.into(), by_rule }))
     }
 
-    /// The ports that routes forward to.
+    /// Returns the ports that routes forward to.
     #[must_use]
     pub fn ports(&self) -> &[ForwardedPort] {
         &self.ports
@@ -144,7 +145,7 @@ impl Forwarded {
         self.ports.iter().find(|it| it.port == port && it.service == *service)
     }
 
-    /// Reports that it is as it was, with the same identities.
+    /// True if all policies are identical to those of `other`.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.by_rule == other.by_rule
             && self.ports.len() == other.ports.len()

@@ -1,4 +1,4 @@
-//! Gateways, compiled: which listener a request is for, and which rule decides it.
+//! Compiled gateways: listener selection and routing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crate::request::RequestView;
 use crate::route::{PortRoutes, RouteChoice};
 use crate::tls_route::TlsRoutes;
 
-/// What the proxy of a gateway serves, compiled.
+/// The compiled configuration of a gateway proxy.
 #[derive(Debug)]
 pub struct GatewayPlan {
-    /// What it was compiled from.
+    /// The source of the compilation.
     pub gateway: Arc<Gateway>,
-    /// Its ports, by number. One that did not change is the same as before.
+    /// The ports, by number. Unchanged ports are reused.
     pub ports: BTreeMap<u16, Arc<GatewayPortPlan>>,
-    /// The rules that were left out since they cannot be used; the others are served.
+    /// Rules that were omitted because of invalid patterns; the others are served.
     pub bad: Vec<BadPattern>,
-    /// The ports of services that rules lead calls of gRPC to.
+    /// The service ports that rules forward gRPC calls to.
     calls: BTreeMap<ServiceName, BTreeSet<u16>>,
 }
 
 impl GatewayPlan {
-    /// Compiles a gateway. A rule whose pattern cannot be used is left out, and no other with it.
+    /// Compiles a gateway. A rule with an invalid pattern is omitted; the others are unaffected.
     #[must_use]
     pub fn build(gateway: &Arc<Gateway>, previous: Option<&Self>) -> Self {
         let mut bad = Vec::new();
@@ -42,7 +42,7 @@ impl GatewayPlan {
         Self { gateway: Arc::clone(gateway), ports, bad, calls: calls(gateway) }
     }
 
-    /// Whether a rule leads calls of gRPC to this port of a service.
+    /// True if a rule forwards gRPC calls to this port of a service.
     #[must_use]
     pub fn takes_calls(&self, service: &ServiceName, port: u16) -> bool {
         self.calls.get(service).is_some_and(|ports| ports.contains(&port))
@@ -68,16 +68,16 @@ fn calls(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
     calls
 }
 
-/// What one port of a gateway serves.
+/// The configuration of one gateway port.
 #[derive(Debug)]
 pub enum GatewayPortPlan {
     /// HTTP.
     Http(HttpListeners),
-    /// HTTP inside TLS that ends here.
+    /// HTTPS; TLS is terminated.
     Https(HttpListeners),
-    /// TLS that goes on as it is.
+    /// TLS passthrough.
     Passthrough(TlsRoutes),
-    /// Bytes.
+    /// TCP.
     Tcp(TcpRule),
 }
 
@@ -92,7 +92,7 @@ impl GatewayPortPlan {
     }
 }
 
-/// The listeners of one port, each for other host names.
+/// The listeners of one port, each for its own host names.
 #[derive(Debug)]
 pub struct HttpListeners {
     listeners: Box<[Listener]>,
@@ -113,13 +113,12 @@ impl HttpListeners {
         Self { listeners: listeners.collect(), by_host }
     }
 
-    /// Where a request goes. `server_name`: at a port with TLS, whom the client asked for in its
-    /// session. `draw` is a random number that chooses among weighted backends.
+    /// Selects the backend of a request. `server_name`: on a TLS port, the server name of the session. `draw`:
+    /// a random number for the choice among weighted backends.
     ///
-    /// The listener with the most specific host name takes it, and no other; in that, the rules for
-    /// the most specific host name are looked at first, and the next ones if none of them fits. A
-    /// request for another listener than its session is not answered, since the session may have
-    /// shown a certificate that is not for it.
+    /// The listener with the most specific host name takes the request, exclusively; within it, the rules for
+    /// the most specific host name are tried first, then the next ones. A request for another listener than
+    /// that of its session is rejected, since the session's certificate may not be valid for it.
     #[must_use]
     pub fn choose(
         &self,
@@ -152,7 +151,7 @@ impl HttpListeners {
 
 impl Listener {
     fn compile(listener: &GatewayListener, bad: &mut Vec<BadPattern>) -> Self {
-        // What is said of one host name in several places is said of it together.
+        // Rules of several routes for one host name are merged.
         let mut together: BTreeMap<Option<&HostPattern>, Vec<RouteRule>> = BTreeMap::new();
         for HostRules { hostname, rules } in &listener.hosts {
             let rules = rules.iter().filter(|rule| is_usable(rule, bad)).map(untold);
@@ -160,20 +159,21 @@ impl Listener {
         }
         let by_host = Hosts::of(together.keys().copied());
         let routes = together.values().map(|rules| PortRoutes::of(rules, true));
-        // All rules that are left compile.
+        // The remaining rules all compile.
         let hosts = routes.filter_map(Result::ok).collect();
         Self { name: listener.name.clone(), hosts, by_host }
     }
 }
 
-/// The rule, which keeps from strangers what sidecars say of themselves in answers.
+/// Returns the rule with an edit that removes sidecar-internal response headers, which external clients must
+/// not see.
 fn untold(rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     rule.actions.response_headers.remove.push(REASON_FIELD.to_owned());
     rule
 }
 
-/// Whether all patterns of a rule can be used.
+/// True if all patterns of a rule are valid.
 fn is_usable(rule: &RouteRule, bad: &mut Vec<BadPattern>) -> bool {
     let wrong = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
     let is_usable = wrong.is_none();
@@ -181,21 +181,21 @@ fn is_usable(rule: &RouteRule, bad: &mut Vec<BadPattern>) -> bool {
     is_usable
 }
 
-/// Where a request goes that came in at a gateway.
+/// The routing result of a request at a gateway.
 #[derive(Debug, Clone, Copy)]
 pub enum GatewayChoice<'a> {
-    /// A rule decided.
+    /// A rule matched.
     Route(RouteChoice<'a>),
-    /// No listener is for the host, or no rule for the request.
+    /// No listener matches the host, or no rule matches the request.
     NoRoute {
-        /// The listener that it was for.
+        /// The matching listener.
         listener: Option<&'a Name>,
     },
-    /// It is for another listener than the session that it came in.
+    /// The request is for another listener than its session.
     Misdirected,
 }
 
-/// Which of several host names, or of those below one, fit a host; the most specific first.
+/// An index of host names and wildcards; the most specific match comes first.
 #[derive(Debug)]
 struct Hosts {
     exact: BTreeMap<String, usize>,
@@ -204,7 +204,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Of two that are equal, the first counts.
+    /// Of two equal patterns the first wins.
     fn of<'a>(patterns: impl Iterator<Item = Option<&'a HostPattern>>) -> Self {
         let mut hosts = Self { exact: BTreeMap::new(), below: BTreeMap::new(), any: None };
         for (index, pattern) in patterns.enumerate() {
@@ -236,8 +236,7 @@ fn parent(host: &str) -> Option<&str> {
     host.split_once('.').map(|(_, parent)| parent)
 }
 
-/// The host of an authority, as it is compared: without its port, in lower case, without a dot at
-/// its end.
+/// Returns the host of an authority for comparison: without port, in lower case, without a final dot.
 fn host_of(authority: &str) -> String {
     let (host, _) = split_authority(authority);
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()

@@ -1,4 +1,4 @@
-//! Guards: which requests that come in others decide about, and what they are asked.
+//! External authorization, token validation and global rate limits for inbound requests.
 
 mod edit;
 
@@ -21,13 +21,13 @@ use crate::spelling::{PathKind, Spelling};
 
 pub use edit::{HeaderChange, How, Improper, edits_of, request_edits};
 
-/// The guards of a workload's ports, compiled. There is at least one.
+/// The compiled external checks of a workload's ports. At least one port has checks.
 #[derive(Debug)]
 pub struct Guards {
     ports: BTreeMap<u16, PortGuards>,
 }
 
-/// Who decides about requests at one port, in the order in which they are asked.
+/// The checks of one port, in the order of evaluation.
 #[derive(Debug, Default)]
 pub struct PortGuards {
     tokens: Vec<CompiledJwtValidation>,
@@ -35,36 +35,36 @@ pub struct PortGuards {
     limits: Vec<CompiledGlobalLimit>,
 }
 
-/// An authorization service, and when it is asked.
+/// An external authorization service, and the requests it checks.
 #[derive(Debug)]
 pub struct CompiledAuthorization {
-    /// The policy that says so.
+    /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// The rule.
     pub rule: Authorization,
     requests: Requests,
     hits: Arc<HitSlot>,
 }
 
-/// Which JSON web tokens requests may, or must, show.
+/// The JSON Web Tokens that requests may or must carry.
 #[derive(Debug)]
 pub struct CompiledJwtValidation {
-    /// The policy that says so.
+    /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// The rule.
     pub rule: JwtValidation,
     required: Option<Requests>,
     hits: Arc<HitSlot>,
 }
 
-/// A rate limit service, and what it is asked.
+/// A rate limit service, with the descriptors it receives.
 #[derive(Debug)]
 pub struct CompiledGlobalLimit {
-    /// The policy that says so.
+    /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// The rule.
     pub rule: GlobalLimit,
-    /// What is answered, when the policy says.
+    /// The response when the limit is exceeded, if the policy sets one.
     pub answer: Option<Arc<FixedAnswer>>,
     descriptors: Vec<Requests>,
     hits: Arc<HitSlot>,
@@ -75,24 +75,24 @@ pub struct CompiledGlobalLimit {
 pub struct Described {
     /// Its keys and values.
     pub entries: Vec<(String, String)>,
-    /// As how many the request counts.
+    /// The number of hits that the request counts for.
     pub hits: u32,
 }
 
-/// Who asks, as descriptors name it.
+/// The caller, for descriptors.
 #[derive(Debug, Clone, Copy)]
 pub struct Asking<'a> {
-    /// The account that calls, if one is proved.
+    /// The calling account, if verified.
     pub account: Option<&'a ServiceAccount>,
-    /// The address that its connection comes from.
+    /// The client address of the connection.
     pub address: IpAddr,
 }
 
 impl Guards {
-    /// Compiles all that a plan says; `None` when nobody else decides about anything.
+    /// Compiles all checks of a configuration; `None` if it has none.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used; it names the policy.
+    /// [`BadPattern`] for the first invalid regular expression, with its policy.
     pub fn build(plan: &WorkloadPlan) -> Result<Option<Self>, BadPattern> {
         let mut ports: BTreeMap<u16, PortGuards> = BTreeMap::new();
         for (port, guards) in &plan.guards {
@@ -121,7 +121,7 @@ impl Guards {
         Ok((!ports.is_empty()).then_some(Self { ports }))
     }
 
-    /// Who decides about requests at a port.
+    /// Returns the checks of a port.
     #[must_use]
     pub fn at(&self, port: u16) -> Option<&PortGuards> {
         self.ports.get(&port)
@@ -129,14 +129,14 @@ impl Guards {
 }
 
 impl PortGuards {
-    /// Which tokens requests may, or must, show, before anything else is decided.
+    /// Returns the token validations, which precede all other decisions.
     #[must_use]
     pub fn tokens(&self) -> &[CompiledJwtValidation] {
         &self.tokens
     }
 
-    /// Who is asked whether a request may come in. Whatever the request may mean to the application
-    /// counts, so that no odd spelling gets around a question.
+    /// Returns the authorization services that must check a request. Every meaning of the request counts, so
+    /// that alternative encodings cannot bypass a check.
     pub fn authorizations<'a>(
         &'a self,
         request: &RequestView<'a>,
@@ -145,7 +145,7 @@ impl PortGuards {
         self.authorizations.iter().filter(move |it| it.requests.may_be(&request))
     }
 
-    /// Who is asked whether a request is too much, with what describes it.
+    /// Returns the rate limit services that must check a request, with its descriptors.
     pub fn limits<'a>(
         &'a self,
         request: &RequestView<'a>,
@@ -161,7 +161,7 @@ impl PortGuards {
 }
 
 impl CompiledAuthorization {
-    /// What decided, for those who count and tell.
+    /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn ruling(&self) -> Ruling {
         Ruling::whole_policy(&self.policy, &self.hits)
@@ -179,13 +179,13 @@ impl CompiledJwtValidation {
         Ok(Self { policy, rule, required, hits: Arc::default() })
     }
 
-    /// Whether a request must show one. Whatever it may mean to the application counts.
+    /// True if a request must carry a token. Every meaning of the request counts.
     #[must_use]
     pub fn is_required(&self, request: &RequestView<'_>) -> bool {
         self.required.as_ref().is_some_and(|requests| requests.may_be(request))
     }
 
-    /// What decided, for those who count and tell.
+    /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn ruling(&self) -> Ruling {
         Ruling::whole_policy(&self.policy, &self.hits)
@@ -210,14 +210,14 @@ impl CompiledGlobalLimit {
         about.filter_map(|(descriptor, _)| described(descriptor, request, asking)).collect()
     }
 
-    /// What decided, for those who count and tell.
+    /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn ruling(&self) -> Ruling {
         Ruling::service_policy(&self.policy, GLOBAL, &self.hits)
     }
 }
 
-/// The descriptor of a request; `None` when it lacks what an entry is made of.
+/// Returns the descriptor of a request; `None` if a value of an entry is absent.
 fn described(
     descriptor: &Descriptor,
     request: &RequestView<'_>,
@@ -239,7 +239,7 @@ fn described(
     Some(Described { entries, hits: descriptor.hits })
 }
 
-/// Requests, any of which a rule is about; all when there are none.
+/// The requests of a rule; empty for all requests.
 #[derive(Debug)]
 struct Requests(Box<[DenialMatcher]>);
 
@@ -249,7 +249,7 @@ impl Requests {
         compiled.map(Self).map_err(|bad| bad.within(ObjectKey::ServicePolicy(policy.clone())))
     }
 
-    /// Whether an application may take the request for one of them.
+    /// True if an application may interpret the request as one of them.
     fn may_be(&self, request: &RequestView<'_>) -> bool {
         if self.0.is_empty() {
             return true;

@@ -1,6 +1,6 @@
-//! A number for a value: the same on every machine and in every version.
+//! A stable hash of a value, equal on every machine and in every version.
 
-/// A number that depends on a value alone: FNV-1a over salt and value, 64 bits, then mixed.
+/// Hashes a value: 64-bit FNV-1a over salt and value, then mixed.
 pub(crate) fn hash(salt: u64, value: &str) -> u64 {
     let hash = value
         .bytes()
@@ -11,7 +11,7 @@ pub(crate) fn hash(salt: u64, value: &str) -> u64 {
 
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
-/// An odd number with well-spread bits (from splitmix64).
+/// An odd number with well-distributed bits (from SplitMix64).
 const MIX: u64 = 0xbf58_476d_1ce4_e5b9;
 
 #[cfg(test)]

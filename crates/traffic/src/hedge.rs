@@ -1,25 +1,23 @@
-//! Hedging: which requests may have a second attempt beside the first, and when.
+//! Hedging: eligibility of requests for a second, parallel attempt.
 
 use leno_model::{HedgeRule, RetryRule};
 
 use crate::retry::{RETRIES_MAX, is_idempotent};
 
-/// What decides whether a request may have a second attempt at all, known before the first.
+/// The properties of a request that determine hedging, known before the first attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hedged<'a> {
     /// Its method.
     pub method: &'a str,
-    /// It asks for another protocol, or waits to be told to go on: what follows is not to be sent
-    /// twice, or not at all.
+    /// True for an upgrade or `Expect: 100-continue`: the following bytes must not be sent twice, or at all.
     pub waits: bool,
-    /// Its client keeps to an endpoint.
+    /// Its client has session affinity.
     pub keeps: bool,
-    /// How often it was sent before.
+    /// The number of earlier attempts.
     pub retries: u8,
 }
 
-/// Whether a request may have a second attempt beside the first. `retry`: the rule about retries, of
-/// which it is one.
+/// True if a request may have a second, parallel attempt. `retry`: the retry rule, since a hedge is a retry.
 #[must_use]
 pub fn may_hedge(rule: &HedgeRule, retry: Option<&RetryRule>, request: &Hedged<'_>) -> bool {
     let covers = match rule.methods.is_empty() {

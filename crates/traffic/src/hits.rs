@@ -1,16 +1,16 @@
-//! Hits: where whoever counts keeps the number of a compiled rule.
+//! Match counter slots of compiled rules.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Room for the number under which the decisions of one rule are counted. Threads share it; whoever
-/// counts fills it in with the first decision, so that later ones look nothing up.
+/// The counter index of one rule's decisions. Threads share it; the first decision fills it in, so that later
+/// ones need no lookup.
 ///
-/// It says nothing about the rule: all of them are equal.
+/// It is not part of the rule: all slots are equal.
 #[derive(Debug, Default)]
 pub struct HitSlot(AtomicU32);
 
 impl HitSlot {
-    /// The number; `find` is asked while none is known, and 0 is none.
+    /// Returns the index; calls `find` while it is unknown (0).
     pub fn number(&self, find: impl FnOnce() -> u32) -> u32 {
         match self.0.load(Ordering::Relaxed) {
             0 => {

@@ -1,12 +1,12 @@
-//! Hosts: which service a host name means.
+//! Resolution of host names to services.
 
 use leno_model::{Name, Reason, ServiceName};
 
-/// The service that a host name, without a port, means to a client of this namespace.
+/// Returns the service for a host name without a port, as seen from this namespace.
 ///
-/// `S` (in the client's own namespace), `S.N`, `S.N.svc`, `S.N.svc.cluster` and
-/// `S.N.svc.cluster.local`, in any case, with or without one trailing dot. The last two words are
-/// fixed, whatever the trust domain is called. `None` for every other name.
+/// `S` (in the client's own namespace), `S.N`, `S.N.svc`, `S.N.svc.cluster` and `S.N.svc.cluster.local`, in any
+/// case, with or without one trailing dot. The last two labels are fixed, whatever the trust domain. `None` for
+/// every other name.
 #[must_use]
 pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
     if host.len() > HOST_BYTES_MAX {
@@ -23,8 +23,9 @@ pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
     parts.all(|part| suffix.next() == Some(&part)).then_some(ServiceName { namespace, name })
 }
 
-/// The reason for which a request to a host that is no service of the mesh is rejected; `None` where the host is outside and the request
-/// may leave. `service`: the service that the name means by its form. `knows_namespace`: the mesh has services in a namespace.
+/// Returns the rejection reason for a request to a host that is no service of the mesh; `None` if the host is
+/// external and the request may leave. `service`: the service name in the host's form. `knows_namespace`: true
+/// if the mesh has services in a namespace.
 #[must_use]
 pub fn outside_rejection(
     host: &str,
@@ -33,7 +34,7 @@ pub fn outside_rejection(
     knows_namespace: impl FnOnce(&Name) -> bool,
 ) -> Option<Reason> {
     match (service, may_leave) {
-        // A service of this name would be in the mesh, or it is a mistake that no resolver can mend.
+        // The service would be in the mesh, or its fully qualified name is unknown to every other resolver.
         (Some(service), false) if is_of_cluster(host) || knows_namespace(&service.namespace) => {
             Some(Reason::UnknownService)
         }
@@ -43,13 +44,13 @@ pub fn outside_rejection(
     }
 }
 
-/// True for names of services in full, which no resolver knows otherwise.
+/// True for fully qualified service names, which no other resolver knows.
 fn is_of_cluster(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     host.split('.').nth(2).is_some_and(|word| word.eq_ignore_ascii_case("svc"))
 }
 
-/// What may follow the namespace, as far as a client cares to write it.
+/// The labels after the namespace, all optional.
 const SUFFIX: [&str; 3] = ["svc", "cluster", "local"];
 
 /// RFC 1035: 253 characters, and a trailing dot.

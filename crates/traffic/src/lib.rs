@@ -1,7 +1,7 @@
-//! What should happen to this request: pure functions of snapshot, request, time and chance.
+//! Traffic decisions for one request: pure functions of snapshot, request, time and random numbers.
 //!
-//! Nothing here waits, reads a clock or draws a number: `leno explain` on a laptop and a sidecar
-//! under load call the same functions with the same arguments.
+//! No code here waits, reads a clock or draws a number: `leno explain` on a laptop and a sidecar under load
+//! call the same functions with the same arguments.
 
 pub mod action;
 pub mod authorize;

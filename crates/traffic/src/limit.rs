@@ -1,4 +1,4 @@
-//! Rate limits: whether what comes in at a port of the application, or is under way there, is too much.
+//! Local rate limits and concurrency limits of inbound ports.
 
 mod bucket;
 mod concurrency;
@@ -24,28 +24,28 @@ use crate::spelling::{PathKind, Spelling};
 use bucket::{Bucket, Buckets, Pace};
 use concurrency::{Heard, Places};
 
-/// The limits of a workload's ports, compiled, with their buckets. Threads share them.
+/// The compiled limits of a workload's ports, with their buckets. Shared by threads.
 #[derive(Debug, Default)]
 pub struct Limits {
     ports: BTreeMap<u16, Arc<[Arc<PolicyLimits>]>>,
 }
 
-/// What one policy says about one port.
+/// The limits of one policy for one port.
 #[derive(Debug)]
 struct PolicyLimits {
-    /// What it was compiled from.
+    /// The source of the compilation.
     said: PortLimits,
     connections: Option<(Pace, Bucket)>,
-    /// Where connections that are turned away are counted.
+    /// The counter of rejected connections.
     hits: Arc<HitSlot>,
-    /// Rules that are asked one after the other,
+    /// Rules that are tried one by one.
     few: Box<[CompiledRule]>,
-    /// or that are looked up instead.
+    /// Rules with an index.
     many: Option<(Many, Box<[CompiledRule]>)>,
     concurrency: Option<Bounded>,
 }
 
-/// What bounds the requests that are under way.
+/// The limit of concurrent requests.
 #[derive(Debug)]
 struct Bounded {
     places: Places,
@@ -57,7 +57,7 @@ struct Bounded {
 struct CompiledRule {
     rule: RateRule,
     requests: Box<[DenialMatcher]>,
-    /// The same requests where these alone keep later rules from one.
+    /// The same requests, matched as sent: a match stops the evaluation of later rules.
     plain: Box<[RequestMatcher]>,
     pace: Pace,
     tokens: Tokens,
@@ -71,54 +71,54 @@ enum Tokens {
     Each(Buckets),
 }
 
-/// Who lets no more in.
+/// A rejection by a rate limit.
 #[derive(Debug)]
 pub struct Exceeded<'a> {
     /// The policy.
     pub policy: &'a ServicePolicyName,
     /// The rule in it.
     pub rule: &'a str,
-    /// What is answered, when the policy says.
+    /// The response, if the policy sets one.
     pub answer: Option<Arc<FixedAnswer>>,
-    /// How long until there is room again.
+    /// The time until a token is available.
     pub wait: Duration,
-    /// Where it is counted that the rule lets no more in.
+    /// The counter of the rule's rejections.
     pub hits: &'a Arc<HitSlot>,
 }
 
-/// Who lets no more be under way.
+/// A rejection by a concurrency limit.
 #[derive(Debug)]
 pub struct Full<'a> {
     /// The policy.
     pub policy: &'a ServicePolicyName,
-    /// The part of it.
+    /// The part of the policy.
     pub rule: &'static str,
-    /// What is answered, when the policy says.
+    /// The response, if the policy sets one.
     pub answer: Option<Arc<FixedAnswer>>,
-    /// Where it is counted.
+    /// The match counter.
     pub hits: &'a Arc<HitSlot>,
 }
 
-/// A place for a request among those that may be under way; given back when it is dropped.
+/// A concurrency permit; returned on drop.
 #[derive(Debug)]
 pub struct Place {
     policies: Arc<[Arc<PolicyLimits>]>,
     waits: Cell<Waits>,
 }
 
-/// What the request that has a place waits for.
+/// The phase of a request with a permit.
 #[derive(Debug, Clone, Copy)]
 enum Waits {
-    /// For its client, who has not sent all of it.
+    /// Its client has not sent all of it.
     Client,
-    /// For the application, since then.
+    /// It was sent at this time, and the application has not responded.
     Application { sent: Duration },
-    /// For nothing: its answer has begun.
+    /// Its response has started.
     Nothing,
 }
 
 impl Place {
-    /// The request has come to its end: from now on it waits for the application.
+    /// Records that the request was sent completely: from now on it waits for the application.
     pub fn sent(&self, now: Duration) {
         if matches!(self.waits.get(), Waits::Client) {
             self.waits.set(Waits::Application { sent: now });
@@ -126,17 +126,17 @@ impl Place {
         }
     }
 
-    /// Its answer begins, and no error: how long that took is learned.
+    /// Records that a successful response started; its latency is a sample.
     pub fn answered(&self, now: Duration) {
         self.hear(Heard::Answer, now);
     }
 
-    /// Its answer is an error: it is learned if that took long.
+    /// Records that the response is an error; its latency is a sample if it is high.
     pub fn failed(&self, now: Duration) {
         self.hear(Heard::Error, now);
     }
 
-    /// No answer has begun, and none will: it is learned if that took long.
+    /// Records that there will be no response; the elapsed time is a sample if it is high.
     pub fn given_up(&self, now: Duration) {
         self.hear(Heard::GivenUp, now);
     }
@@ -163,15 +163,15 @@ impl Drop for Place {
 }
 
 impl<'a> Exceeded<'a> {
-    /// Out of line, since most requests have a token.
+    /// Out of line, since most requests find a token.
     #[cold]
     fn of(policy: &'a PolicyLimits, rule: &'a CompiledRule, wait: Duration) -> Self {
         let answer = rule.answer.clone();
         Self { policy: &policy.said.policy, rule: &rule.rule.name, answer, wait, hits: &rule.hits }
     }
 
-    /// The wait in whole seconds, at least one: what `retry-after` says (RFC 9110 §10.2.3), and not
-    /// less than the wait, which would be in vain.
+    /// Returns the wait in whole seconds for `retry-after` (RFC 9110 §10.2.3): rounded up, at least one, since
+    /// a retry before the end of the wait would fail.
     #[must_use]
     pub const fn seconds(&self) -> u64 {
         let seconds = self.wait.as_secs();
@@ -180,10 +180,10 @@ impl<'a> Exceeded<'a> {
 }
 
 impl Limits {
-    /// Compiles limits. The buckets of what says the same as before are taken over.
+    /// Compiles limits. Buckets of unchanged limits are reused.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used.
+    /// [`BadPattern`] for the first invalid regular expression.
     pub fn build(
         limits: &BTreeMap<u16, Vec<PortLimits>>,
         previous: Option<&Self>,
@@ -201,17 +201,17 @@ impl Limits {
         Ok(Self { ports })
     }
 
-    /// Whether anything bounds what comes in at a port.
+    /// True if a port has limits.
     #[must_use]
     pub fn concern(&self, port: u16) -> bool {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// Lets a request in when every rule that is about it has a token; then each has one less. The
-    /// time is that since any moment, the same for all.
+    /// Admits a request if each rule for it has a token, and takes one token from each. The time is relative to
+    /// any fixed moment.
     ///
     /// # Errors
-    /// [`Exceeded`] for the first rule without a token; then no rule has one less.
+    /// [`Exceeded`] for the first rule without a token; no token is then taken.
     pub fn admit(
         &self,
         port: u16,
@@ -236,7 +236,7 @@ impl Limits {
         Err(exceeded)
     }
 
-    /// Gives the tokens back of a request that was [admitted](Self::admit) and went no further.
+    /// Returns the tokens of a request that was [admitted](Self::admit) but not forwarded.
     pub fn give_back(
         &self,
         port: u16,
@@ -248,11 +248,11 @@ impl Limits {
         });
     }
 
-    /// A place among the requests that may be under way at a port; `None` where nothing bounds them. The
-    /// time is that since any moment, the same for all. `is_whole`: no more of the request will come.
+    /// Acquires a concurrency permit for a request at a port; `None` if the port has no limit. The time is
+    /// relative to any fixed moment. `is_whole`: the request has no further bytes.
     ///
     /// # Errors
-    /// [`Full`] for the first policy without a place.
+    /// [`Full`] for the first policy without a free permit.
     pub fn enter(
         &self,
         port: u16,
@@ -273,7 +273,7 @@ impl Limits {
         Err(Full { policy, rule: CONCURRENCY, answer, hits: &bounded.hits })
     }
 
-    /// Lets an opaque connection in when every policy has a token for it; then each has one less.
+    /// Admits an opaque connection if each policy has a token for it, and takes one token from each.
     ///
     /// # Errors
     /// [`Exceeded`] for the first policy without a token.
@@ -292,7 +292,7 @@ impl Limits {
         Err(exceeded)
     }
 
-    /// The rules that count a request, each with its policy; for tools.
+    /// Returns the rules that count a request, each with its policy; for tools.
     #[must_use]
     pub fn counting(
         &self,
@@ -308,7 +308,7 @@ impl Limits {
         counting
     }
 
-    /// What all policies say about a port.
+    /// Returns the limits of all policies for a port.
     pub fn said(&self, port: u16) -> impl Iterator<Item = &PortLimits> {
         self.of(port).iter().map(|policy| &policy.said)
     }
@@ -317,23 +317,23 @@ impl Limits {
         self.ports.get(&port).map_or(&[], |policies| &**policies)
     }
 
-    /// The first that `found` makes of the rules that are about a request. Whatever it may mean to
-    /// the application counts, so that no odd spelling gets around a limit; and only what it plainly
-    /// says keeps the rules after one from it.
+    /// Returns the first result of `found` over the rules that count a request. Every meaning of the request
+    /// counts, so that alternative encodings cannot bypass a limit; only a match of the request as sent stops
+    /// the evaluation of later rules.
     fn visit<'a, T>(
         &'a self,
         port: u16,
         (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
         mut found: impl FnMut(&'a PolicyLimits, &'a CompiledRule) -> Option<T>,
     ) -> Option<T> {
-        // Read for the first rule that asks about the request: a limit for all pays nothing for it.
+        // Parsed for the first rule with request matches: a limit for all requests does not pay for it.
         let meaning = LazyCell::new(|| {
             let path = PathKind::of(request.path);
             (path, Spelling::of(request.path, path))
         });
         for policy in self.of(port) {
             let mut candidates = policy.rules(|| Sought::meant(request, &meaning.1).by(caller));
-            // Borrowed, for they are large to move.
+            // Borrowed, because candidates are large to move.
             let named = candidates.by_ref().filter(|rule| rule.rule.names(caller));
             for rule in named {
                 if !rule.is_for_all() && !rule.may_count(request, &meaning.1) {
@@ -351,7 +351,7 @@ impl Limits {
     }
 }
 
-/// The rules of a policy that may count a request, and perhaps others.
+/// The candidate rules of a policy for a request, a superset of the matching ones.
 struct Candidates<'a> {
     few: std::slice::Iter<'a, CompiledRule>,
     many: Option<(Rules<'a>, &'a [CompiledRule])>,
@@ -367,7 +367,7 @@ impl<'a> Iterator for Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Apart, so that a few, which are asked one after the other, do not pay for it.
+    /// Separate, so that a small number of rules does not pay for it.
     #[inline(never)]
     fn looked_up(&mut self) -> Option<&'a CompiledRule> {
         let (places, rules) = self.many.as_mut()?;
@@ -402,7 +402,7 @@ impl PolicyLimits {
         })
     }
 
-    /// The rules that may count a request, in order, and perhaps others.
+    /// Returns the candidate rules for a request in order, a superset of the matching ones.
     #[inline]
     fn rules<'a>(&self, sought: impl FnOnce() -> Sought<'a>) -> Candidates<'_> {
         let mut candidates = Candidates { few: self.few.iter(), many: None };
@@ -436,22 +436,22 @@ impl CompiledRule {
         })
     }
 
-    /// True when every request fits, whatever its path.
+    /// True if every request matches, whatever its path.
     fn is_for_all(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// True when the request, the path of which is plain, plainly fits. For rules that are `last`.
+    /// True if the request, which has a plain path, matches as sent. For rules with `last`.
     fn counts(&self, request: &RequestView<'_>) -> bool {
         self.is_for_all() || self.plain.iter().any(|it| it.matches(request))
     }
 
-    /// True when an application may take the request for one that fits.
+    /// True if an application may interpret the request as a matching one.
     fn may_count(&self, request: &RequestView<'_>, spelling: &Spelling) -> bool {
         self.requests.iter().any(|it| it.may_mean(request, spelling))
     }
 
-    /// Whose bucket it is.
+    /// Returns the key of the request's bucket.
     fn key(&self, request: &RequestView<'_>, caller: Option<&ServiceAccount>) -> u128 {
         match &self.rule.each {
             Each::Nothing => 0,
@@ -481,8 +481,8 @@ impl CompiledRule {
     }
 }
 
-/// 128 bits that stand for a value: who wants to share somebody's bucket finds no other value with
-/// the same, and what is kept of a value does not grow with it.
+/// Returns a 128-bit hash of a value: clients must not find a collision with the bucket of another, and memory
+/// use does not depend on the length of values.
 fn key(value: &impl Hash) -> u128 {
     let half = |salt: u64| {
         let mut hasher = DefaultHasher::new();
@@ -496,9 +496,9 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The part of a policy that bounds opaque connections, in place of a rule's name.
+/// The connection limit of a policy, in place of a rule's name.
 const CONNECTIONS: &str = "connections";
-/// The part that bounds the requests that are under way.
+/// The concurrency limit of a policy, in place of a rule's name.
 const CONCURRENCY: &str = "concurrency";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Looking a rule up among many: by what it demands exactly, instead of asking one after another.
+//! Index of many rules by their exact conditions, as an alternative to evaluating them one by one.
 
 mod beginnings;
 mod places;
@@ -15,66 +15,65 @@ use crate::spelling::{Spelling, any_listed_value, any_value, folded_case, hosts}
 pub(crate) use beginnings::{Beginnings, whole_elements};
 pub(crate) use places::Places;
 
-/// Which rules could be the first to fit, by their place in order.
+/// An index of rules: finds the candidates for the first match, by their position.
 #[derive(Debug, Clone)]
 pub(crate) struct Lookup {
     columns: Box<[Column]>,
-    /// The rules that demand a beginning of the path, in order, if some do.
+    /// The rules with a path prefix, in order, if any.
     beginnings: Option<Box<Beginnings<Vec<usize>>>>,
-    /// Those that nothing holds, in order.
+    /// The rules without an indexed condition, in order.
     rest: Box<[usize]>,
-    /// How many there are.
+    /// The number of rules.
     rules: usize,
 }
 
-/// What rules are looked up for.
+/// The subject of a lookup.
 #[derive(Clone, Copy)]
 pub(crate) struct Sought<'a> {
     pub(crate) request: &'a RequestView<'a>,
-    /// The spelling of its path, where it counts what the request may mean to an application, and not only
-    /// what was sent.
+    /// The normalized path, if every meaning of the request counts, and not only the request as sent.
     meaning: Option<&'a Spelling>,
-    /// Who makes it, where rules name callers.
+    /// The caller, if rules have callers.
     caller: Option<&'a ServiceAccount>,
 }
 
 impl<'a> Sought<'a> {
-    /// The rules that a request fits as it was sent.
+    /// Searches for rules that match the request as sent.
     #[inline]
     pub(crate) fn sent(request: &'a RequestView<'a>) -> Self {
         Self { request, meaning: None, caller: None }
     }
 
-    /// The rules that a request fits by what it may mean to an application.
+    /// Searches for rules that match any meaning of the request.
     #[inline]
     pub(crate) fn meant(request: &'a RequestView<'a>, spelling: &'a Spelling) -> Self {
         Self { request, meaning: Some(spelling), caller: None }
     }
 
-    /// The same, of rules that name callers as well: this one, if it has proved who it is.
+    /// Adds the verified caller, for rules that have callers.
     #[inline]
     pub(crate) fn by(self, caller: Option<&'a ServiceAccount>) -> Self {
         Self { caller, ..self }
     }
 
-    /// True when the request fits every rule about paths.
+    /// True if the request matches every rule about paths.
     fn climbs(self) -> bool {
         self.meaning.is_some_and(Spelling::climbs)
     }
 }
 
-/// One thing of a request that rules compare with texts.
+/// One attribute of a request that rules compare with texts.
 #[derive(Debug, Clone)]
 struct Column {
     key: Key,
     rules: Texts,
 }
 
-/// The rules that compare with each text, in order. Texts are an operator's: no request can make them
-/// meet in one place.
+/// The rules for each text, in order. The texts come from an operator, so requests cannot cause hash
+/// collisions.
 type Texts = FxHashMap<Box<str>, Vec<usize>>;
 
-/// What of a request is compared.
+/// The indexed attribute.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
     Header {
@@ -83,7 +82,7 @@ pub(crate) enum Key {
         folded: bool,
     },
     Path,
-    /// Elements that the path begins with.
+    /// Leading path elements.
     Beginning,
     /// The first value of a query parameter, decoded.
     Query(Box<str>),
@@ -94,12 +93,12 @@ pub(crate) enum Key {
     Account,
 }
 
-/// Something that a rule demands of every request that fits it: one of these texts.
+/// A necessary condition of a rule: the attribute equals one of these texts.
 pub(crate) type Demand = (Key, Vec<Box<str>>);
 
 impl Lookup {
-    /// Of rules in order, with all that each of them demands. Each is held by that of its demands in
-    /// which the rules differ most.
+    /// Indexes rules in order, with the conditions of each. Each rule is stored under the most selective of its
+    /// attributes.
     pub(crate) fn of(rules: &[Vec<Demand>]) -> Self {
         let chosen = chosen(rules);
         let mut columns: Vec<Texts> = chosen.iter().map(|_| Texts::default()).collect();
@@ -114,7 +113,7 @@ impl Lookup {
             };
             for text in texts {
                 let held = column.entry(text.clone()).or_default();
-                // A text that is demanded twice is one.
+                // A repeated text is stored once.
                 if held.last() != Some(&index) {
                     held.push(index);
                 }
@@ -133,7 +132,7 @@ impl Lookup {
         Self { columns: others.into(), beginnings, rest: rest.into(), rules: rules.len() }
     }
 
-    /// The same, where they are so many that it is worth it: a few are sooner asked one after the other.
+    /// Does the same if an index is worth it: a small number of rules is faster to evaluate one by one.
     pub(crate) fn of_many(
         rules: usize,
         demands: impl FnOnce() -> Vec<Vec<Demand>>,
@@ -141,8 +140,8 @@ impl Lookup {
         are_many(rules).then(|| Box::new(Self::of(&demands())))
     }
 
-    /// The first rule in order that `fits` a request as it was sent, whoever makes it. This is `first_sought`
-    /// for what is looked up most, and costs no call.
+    /// Returns the first rule in order that `fits` a request as sent, regardless of the caller. Equivalent to
+    /// `first_sought`, inlined for the hot path.
     pub(crate) fn first(
         &self,
         request: &RequestView<'_>,
@@ -163,7 +162,7 @@ impl Lookup {
         (best != usize::MAX).then_some(best)
     }
 
-    /// The first rule in order that `fits`.
+    /// Returns the first rule in order that `fits`.
     pub(crate) fn first_sought(
         &self,
         sought: Sought<'_>,
@@ -175,7 +174,7 @@ impl Lookup {
         self.search(sought, |best, places| first_before(best, places, &fits))
     }
 
-    /// All rules in order that may fit, and perhaps others.
+    /// Returns all candidate rules in order, a superset of the matching ones.
     pub(crate) fn all(&self, sought: Sought<'_>) -> Places<'_> {
         if sought.climbs() {
             return Places::all(self.rules);
@@ -185,7 +184,7 @@ impl Lookup {
         places
     }
 
-    /// The same for a caller, of rules that demand nothing else.
+    /// Does the same for a caller, with rules that have no other conditions.
     pub(crate) fn all_naming(&self, caller: Option<&ServiceAccount>) -> Places<'_> {
         let mut places = Places::none();
         self.columns.iter().for_each(|column| places.add(column.held_by_caller(caller)));
@@ -193,7 +192,7 @@ impl Lookup {
         places
     }
 
-    /// The first that `fits` of some of the rules: `part`, in order.
+    /// Returns the first that `fits` of some of the rules: `part`, in order.
     pub(crate) fn first_of(
         &self,
         part: &[usize],
@@ -204,8 +203,8 @@ impl Lookup {
             return part.iter().copied().find(|place| fits(*place));
         }
         self.search(sought, |best, places| {
-            // The shorter one is gone through and the longer one searched: many rules may demand the same
-            // of others' requests, and a part may be most of them.
+            // Iterates over the shorter list and searches the longer one: many rules may have the same
+            // condition on requests of other callers, and a part may be most of them.
             let (few, many) =
                 if places.len() < part.len() { (places, part) } else { (part, places) };
             let open = few.iter().copied().take_while(|place| *place < best);
@@ -214,8 +213,8 @@ impl Lookup {
         })
     }
 
-    /// The first rule that `first_before` finds, asked for that before the best so far in each list that
-    /// fits the request.
+    /// Returns the first rule found by `first_before`, which is called for each matching list with the best
+    /// rule so far.
     #[inline]
     fn search(
         &self,
@@ -227,7 +226,8 @@ impl Lookup {
         (best != usize::MAX).then_some(best)
     }
 
-    /// Each list of rules that may fit a request, in order. The path does not climb where its meaning to applications counts.
+    /// Calls `take` with each list of candidate rules, in order. The path has no dot segments if every meaning
+    /// counts.
     #[inline]
     fn each<'a>(&'a self, sought: Sought<'_>, mut take: impl FnMut(&'a [usize])) {
         match sought.meaning {
@@ -258,8 +258,8 @@ impl Lookup {
         take(&self.rest);
     }
 
-    /// Each list by the other paths that an application may read in the one that was sent. Apart, so that the usual path needs
-    /// no room for it.
+    /// Calls `take` with each list for the alternative readings of the path. Separate, so that the usual path
+    /// needs no stack space for it.
     #[inline(never)]
     fn each_of_others<'a>(&'a self, spelling: &Spelling, take: &mut dyn FnMut(&'a [usize])) {
         let paths = self.columns.iter().filter(|column| matches!(column.key, Key::Path));
@@ -272,15 +272,15 @@ impl Lookup {
     }
 }
 
-/// The first of these places, which are in order, that comes before the best so far and `fits`; or else
-/// that one, which is `usize::MAX` while there is none.
+/// Returns the first of these positions, in order, that precedes the best so far and `fits`; otherwise the best
+/// so far (initially `usize::MAX`).
 #[inline]
 pub(crate) fn first_before(best: usize, places: &[usize], fits: impl Fn(usize) -> bool) -> usize {
     let mut open = places.iter().copied().take_while(|place| *place < best);
     open.find(|place| fits(*place)).unwrap_or(best)
 }
 
-/// The same among all that demand a beginning of this path.
+/// Does the same for all rules with a prefix of this path.
 #[inline]
 fn first_begun(
     beginnings: &Beginnings<Vec<usize>>,
@@ -293,12 +293,12 @@ fn first_begun(
     best
 }
 
-/// Whether so many are sooner looked up than asked one after the other.
+/// True if this number of rules is faster to look up than to evaluate one by one.
 pub(crate) fn are_many(rules: usize) -> bool {
     rules > ASKED_MAX
 }
 
-/// The keys in which the rules differ most, the most first; of equals the one that comes first.
+/// Returns the most selective attributes, in descending order; ties keep the original order.
 fn chosen(rules: &[Vec<Demand>]) -> Vec<&Key> {
     let mut found: FxHashMap<&Key, (usize, FxHashSet<&str>)> = FxHashMap::default();
     for (key, texts) in rules.iter().flatten() {
@@ -313,7 +313,7 @@ fn chosen(rules: &[Vec<Demand>]) -> Vec<&Key> {
 }
 
 impl Column {
-    /// The rules that compare with what the request has.
+    /// Returns the rules for the attribute's value in the request.
     #[inline(always)]
     fn held(&self, request: &RequestView<'_>) -> &[usize] {
         let rules = match &self.key {
@@ -328,7 +328,7 @@ impl Column {
         rules.map_or(&[], Vec::as_slice)
     }
 
-    /// Each list by what the request may mean; the texts of rules are folded.
+    /// Calls `take` with each list for any meaning of the request; the texts of rules are normalized.
     #[inline(never)]
     fn each_meant<'a>(
         &'a self,
@@ -356,13 +356,13 @@ impl Column {
                     }
                 }
             }
-            // Methods may be overridden.
+            // The method may be overridden.
             Key::Beginning | Key::Method => debug_assert!(false, "these are no columns here"),
             Key::Namespace | Key::Account => take(self.held_by_caller(sought.caller)),
         }
     }
 
-    /// Each list by a path as applications read it.
+    /// Calls `take` with each list for a path as applications read it.
     fn each_of_path<'a>(
         &'a self,
         sent: &str,
@@ -375,8 +375,8 @@ impl Column {
         }
     }
 
-    /// Each list by one of the values that `any` compares, once: a client may say the same thousands of times. All of them
-    /// where these are too many.
+    /// Calls `take` once with each list for the values that `any` compares: a client may repeat a value
+    /// thousands of times. Takes all lists if there are too many values.
     fn take_each<'a>(
         &'a self,
         any: impl FnOnce(&mut dyn FnMut(&str) -> bool) -> bool,
@@ -395,11 +395,11 @@ impl Column {
         }
     }
 
-    /// Apart, so that what is looked up most costs no call.
+    /// Separate, so that the most frequent lookup is inlined.
     #[inline(never)]
     fn held_beside_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
         match &self.key {
-            // The latter are held elsewhere, or asked by the caller.
+            // The latter are stored elsewhere, or checked by the caller.
             Key::Header { .. } | Key::Beginning | Key::Namespace | Key::Account => None,
             Key::Path => self.rules.get(request.path),
             Key::Method => self.rules.get(request.method),
@@ -410,13 +410,13 @@ impl Column {
         }
     }
 
-    /// The rules that compare with a text.
+    /// Returns the rules for a text.
     #[inline]
     fn of(&self, text: &str) -> &[usize] {
         self.rules.get(text).map_or(&[], Vec::as_slice)
     }
 
-    /// The rules that name the caller.
+    /// Returns the rules for the caller.
     fn held_by_caller(&self, caller: Option<&ServiceAccount>) -> &[usize] {
         let rules = caller.map(|caller| match self.key {
             Key::Namespace => self.of(caller.namespace.as_str()),
@@ -426,7 +426,7 @@ impl Column {
     }
 }
 
-/// The value in lower case; nothing is allocated when it is already.
+/// Returns the value in lower case; allocates only if it changes.
 pub(crate) fn folded_text(value: &str) -> Cow<'_, str> {
     let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
     match value.bytes().all(is_lower) {
@@ -435,9 +435,9 @@ pub(crate) fn folded_text(value: &str) -> Cow<'_, str> {
     }
 }
 
-/// Each costs a look at the request.
+/// Each one costs a lookup per request.
 const COLUMNS_MAX: usize = 8;
-/// So many are asked one after the other.
+/// Up to this number, rules are evaluated one by one.
 const ASKED_MAX: usize = if cfg!(test) { 2 } else { 16 };
 
 #[cfg(test)]
@@ -451,7 +451,7 @@ mod tests {
         (key, vec![text.into()])
     }
 
-    /// The rule that decides, when all that are asked fit, and how many were asked.
+    /// The first of the evaluated rules, given that all of them match, and the number of evaluated rules.
     fn asked(lookup: &Lookup, path: &str, fields: &[(&str, &str)]) -> (Option<usize>, usize) {
         let fields: Vec<(String, String)> =
             fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -476,7 +476,7 @@ mod tests {
             let texts = |n: usize| format!("u-{n}");
             for kind in 0..4 {
                 let demand = |n: usize| match kind {
-                    // All of them demand the same of something else as well.
+                    // All of them share another condition.
                     0 => vec![header_is("x-all", "1"), header_is("x-user", &texts(n))],
                     1 => vec![(Key::Query("user".into()), vec![texts(n).into()])],
                     2 => vec![(Key::Path, vec![format!("/{}", texts(n)).into()])],
@@ -485,7 +485,7 @@ mod tests {
                 let lookup = Lookup::of(&(0..rules).map(demand).collect::<Vec<_>>());
                 let fields = [("x-all", "1"), ("x-user", "u-7")];
                 assert_eq!(asked(&lookup, "/u-7", &fields), (Some(7), 1), "{kind}");
-                // Who fits none asks none.
+                // A request without a match evaluates no rule.
                 let strange = [("x-all", "1"), ("x-user", "u-")];
                 if kind != 1 {
                     assert_eq!(asked(&lookup, "/u-", &strange), (None, 0), "{kind}");

@@ -1,20 +1,20 @@
-//! The matches of many rules, looked up instead of asked one after the other.
+//! Index of the matches of many rules.
 
 use leno_model::{NamePattern, PeerMatch};
 
 use crate::lookup::{Demand, Key, Lookup, Places, Sought, are_many};
 
-/// A compiled match with its demands of requests.
+/// A compiled match with its necessary conditions.
 pub(crate) trait Demanding {
-    /// Texts, one of which every request has that fits. Those of a [`DenialMatcher`](crate::matcher::DenialMatcher) are
-    /// folded.
+    /// Returns the texts, one of which every matching request has. Those of a
+    /// [`DenialMatcher`](crate::matcher::DenialMatcher) are normalized.
     fn demands(&self) -> Vec<Demand>;
 }
 
 /// The matches of rules, in the order of the rules.
 #[derive(Debug)]
 pub(crate) struct Many {
-    /// Of each the rule, and its place in that.
+    /// For each match, its rule, and its index in the rule.
     matches: Box<[(usize, usize)]>,
     lookup: Box<Lookup>,
 }
@@ -22,9 +22,9 @@ pub(crate) struct Many {
 /// Some of the rules, in order.
 #[derive(Debug, Clone)]
 pub(crate) enum Part {
-    /// These are asked one after the other.
+    /// Rules that are evaluated one by one.
     Few(Box<[usize]>),
-    /// These are looked up: the places of their matches among those of all, unless they are all.
+    /// Rules with an index: the positions of their matches among those of all rules; absent for all of them.
     Many(Option<Box<[usize]>>),
 }
 
@@ -35,17 +35,17 @@ impl Default for Part {
 }
 
 impl Part {
-    /// These of the rules that `many` has, if they are many.
+    /// Selects these rules, with the index of `many`, if they are many.
     pub(crate) fn of(many: Option<&Many>, rules: Box<[usize]>) -> Self {
         many.and_then(|many| many.part(&rules)).unwrap_or(Self::Few(rules))
     }
 
-    /// Whether it has no rule.
+    /// True if it has no rule.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::Few(rules) if rules.is_empty())
     }
 
-    /// Its rules, as often as they have matches.
+    /// Returns its rules, once per match.
     pub(crate) fn rules<'a>(&'a self, many: Option<&'a Many>) -> impl Iterator<Item = usize> + 'a {
         let matches = many.map_or(&[][..], |many| &many.matches);
         let (few, places, all) = match self {
@@ -58,7 +58,7 @@ impl Part {
     }
 }
 
-/// Rules in order, each once, that may fit.
+/// Candidate rules in order, each once.
 #[derive(Debug)]
 pub(crate) struct Rules<'a> {
     matches: &'a [(usize, usize)],
@@ -77,15 +77,15 @@ impl Iterator for Rules<'_> {
 }
 
 impl Many {
-    /// Of these rules, in order; `None` where they are few. A rule without matches has one that
-    /// demands nothing, in the first place.
+    /// Indexes these rules, in order; `None` if they are few. A rule without matches gets one without
+    /// conditions, at index 0.
     pub(crate) fn of<'a, M: Demanding + 'a>(
         rules: impl Iterator<Item = (usize, &'a [M])> + Clone,
     ) -> Option<Self> {
         Self::compile(rules.map(|(rule, matchers)| (rule, matchers, &[][..])))
     }
 
-    /// The same of rules that name callers as well, all of a policy: of each its matches and callers.
+    /// Does the same for all rules of a policy that have callers: the matches and callers of each.
     pub(crate) fn naming<'a, M: Demanding + 'a>(
         rules: impl Iterator<Item = (&'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
@@ -114,7 +114,7 @@ impl Many {
         Some(Self { matches: all().map(|(rule, place, ..)| (rule, place)).collect(), lookup })
     }
 
-    /// Some of the rules, which are in order; `None` where they are few.
+    /// Selects some of the rules, in order; `None` if they are few.
     fn part(&self, rules: &[usize]) -> Option<Part> {
         let matches = |rule: &usize| {
             let first = self.matches.partition_point(|(it, _)| it < rule);
@@ -126,8 +126,8 @@ impl Many {
         are_many(part.len()).then(|| Part::Many((part.len() < self.matches.len()).then_some(part)))
     }
 
-    /// The first rule with a match that fits: asked by rule, and the match's place in it. Apart, so that
-    /// a few, which are asked one after the other, do not pay for it; so is the next.
+    /// Returns the first rule with a match that `fits`, which gets the rule and the index of the match.
+    /// Separate, so that a small number of rules does not pay for it; so is the next function.
     #[inline(never)]
     pub(crate) fn first(
         &self,
@@ -139,13 +139,13 @@ impl Many {
         self.matches.get(self.lookup.first_sought(sought, fits)?).map(|(rule, _)| *rule)
     }
 
-    /// All rules in order, each once, with a match that may fit, and perhaps others.
+    /// Returns the candidate rules in order, each once, a superset of the matching ones.
     #[inline(never)]
     pub(crate) fn all(&self, sought: Sought<'_>) -> Rules<'_> {
         Rules { matches: &self.matches, places: self.lookup.all(sought), last: None }
     }
 
-    /// The first rule with a match that fits among a part of these, or among all.
+    /// Returns the first rule with a match that fits, in a part or among all.
     #[inline(never)]
     pub(crate) fn first_of(
         &self,
@@ -163,7 +163,7 @@ impl Many {
     }
 }
 
-/// What rules about these callers demand, who are any of them; of anybody when there are none.
+/// Returns the conditions for callers that match any of these; none for an empty list.
 pub(crate) fn demands_of_callers(callers: &[PeerMatch]) -> Vec<Demand> {
     let names = |name: fn(&PeerMatch) -> &NamePattern| {
         let are_exact = !callers.is_empty() && callers.iter().all(|it| name(it).is_exact());

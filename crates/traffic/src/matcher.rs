@@ -1,4 +1,4 @@
-//! Request matches, compiled: whether a request looks as a rule demands.
+//! Compiled request matches.
 
 mod denial;
 
@@ -12,15 +12,15 @@ use crate::request::RequestView;
 
 pub(crate) use denial::DenialMatcher;
 
-/// A [`RequestMatch`], compiled. Matching allocates nothing, but for a query parameter that is
-/// percent-encoded and compared with a regular expression.
+/// A compiled [`RequestMatch`]. Matching allocates only for a percent-encoded query parameter that is compared
+/// with a regular expression.
 ///
-/// * Regular expressions match in full, on the path without its query.
-/// * A prefix matches element by element; its trailing `/` means nothing.
-/// * The header names `:authority` and `host` stand for the request's authority, as it was sent.
-///   A repeated header is compared as one value joined by `", "`.
-/// * Of a repeated query parameter the first value counts. Names and values are percent-decoded
-///   before they are compared; `+` is a space, and an invalid escape stands for itself.
+/// * Regular expressions must match the whole path, without its query.
+/// * Prefixes match element by element; a trailing `/` is ignored.
+/// * The header names `:authority` and `host` mean the authority of the request, as sent. Values of a repeated
+///   header are joined by `", "`.
+/// * Of a repeated query parameter the first value counts. Names and values are percent-decoded before
+///   comparison; `+` is a space, and an invalid escape is literal.
 #[derive(Debug, Clone)]
 pub struct RequestMatcher {
     path: PathMatcher,
@@ -33,7 +33,7 @@ impl RequestMatcher {
     /// Compiles a match.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used.
+    /// [`BadPattern`] for the first invalid regular expression.
     pub fn compile(request: &RequestMatch) -> Result<Self, BadPattern> {
         Ok(Self {
             path: PathMatcher::compile(&request.path)?,
@@ -43,26 +43,26 @@ impl RequestMatcher {
         })
     }
 
-    /// Whether all parts hold.
+    /// True if all conditions hold.
     #[must_use]
     #[inline(never)]
     pub fn matches(&self, request: &RequestView<'_>) -> bool {
         self.path.matches(request.path) && (self.is_about_path() || self.matches_rest(request))
     }
 
-    /// Whether the path is all that is looked at. Most matches are so: they are to cost no call.
+    /// True if only the path matters. Most matches are of this kind, and must not cost a function call.
     #[inline]
     pub(crate) fn is_about_path(&self) -> bool {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
     }
 
-    /// Apart, so that what only looks at the path needs no room for it.
+    /// Separate, so that matches of the path alone need no stack space for it.
     #[inline(never)]
     fn matches_rest(&self, request: &RequestView<'_>) -> bool {
         self.matches_beside_path(request)
     }
 
-    /// Whether all parts but the path hold.
+    /// True if all conditions hold, except that of the path.
     #[inline]
     pub(crate) fn matches_beside_path(&self, request: &RequestView<'_>) -> bool {
         let has_no_fields = self.headers.is_empty() && self.query.is_empty();
@@ -80,7 +80,7 @@ impl RequestMatcher {
             && self.query.iter().all(|parameter| parameter.matches(request))
     }
 
-    /// The first part that does not hold; `None` when the request matches.
+    /// Returns the first condition that does not hold; `None` if the request matches.
     #[must_use]
     pub fn mismatch(&self, request: &RequestView<'_>) -> Option<Mismatch> {
         if !self.path.matches(request.path) {
@@ -97,12 +97,12 @@ impl RequestMatcher {
         parameter.map(|parameter| Mismatch::Query(parameter.name.to_string()))
     }
 
-    /// True when the path of the request could be this one.
+    /// True if this could be the path of the request.
     pub(crate) fn matches_path(&self, path: &str) -> bool {
         self.path.matches(path)
     }
 
-    /// True when some paths do not match.
+    /// True if some paths do not match.
     #[must_use]
     pub fn constrains_path(&self) -> bool {
         match &self.path {
@@ -114,7 +114,7 @@ impl RequestMatcher {
 }
 
 impl Demanding for RequestMatcher {
-    /// Exact texts of a request.
+    /// Returns exact texts of a matching request.
     fn demands(&self) -> Vec<Demand> {
         let path = self.path.demand();
         let headers = self.headers.iter().filter_map(HeaderMatcher::demand);
@@ -124,7 +124,7 @@ impl Demanding for RequestMatcher {
     }
 }
 
-/// The part of a match that does not hold for a request.
+/// The condition of a match that a request does not meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mismatch {
     /// The path.
@@ -137,7 +137,7 @@ pub enum Mismatch {
     Query(String),
 }
 
-/// The prefix as it is compared: without a trailing `/`, which means nothing.
+/// Returns the prefix for comparison: without a trailing `/`, which is ignored.
 pub(crate) fn prefix_elements(prefix: &str) -> &str {
     prefix.strip_suffix('/').unwrap_or(prefix)
 }
@@ -166,7 +166,7 @@ impl PathMatcher {
         })
     }
 
-    /// What it demands exactly: the path, or at least the elements that it begins with.
+    /// Returns its exact condition: the path, or the leading elements of it.
     pub(crate) fn demand(&self) -> Option<Demand> {
         Some(match self {
             Self::Any => return None,

@@ -1,4 +1,4 @@
-//! Outlets: what a workload reaches outside the mesh although nobody is let out.
+//! Compiled egress rules: external destinations allowed when the default is deny.
 
 mod hosts;
 
@@ -15,21 +15,21 @@ use crate::ranges::Ranges;
 use crate::request::RequestView;
 use crate::spelling::PathKind;
 
-/// All outlets of a workload, compiled, by port.
+/// The egress rules of a workload, compiled, by port.
 #[derive(Debug, Default)]
 pub struct Outlets(FxHashMap<u16, PortOutlets>);
 
-/// The outlets of one port, in order.
+/// The egress rules of one port, in order.
 #[derive(Debug, Default)]
 struct PortOutlets {
     outlets: Vec<CompiledOutlet>,
-    /// What tells where a connection goes, for those that lead to any address.
+    /// The attributes that rules for any address check.
     anywhere: Vec<ToldBy>,
-    /// Those that lead to some addresses only.
+    /// The rules for specific addresses.
     ranged: Ranges,
-    /// Those by the name that a client of TLS asks for,
+    /// The rules by TLS server name.
     names: Hosts,
-    /// and by the host of a request.
+    /// The rules by request host.
     requests: Hosts,
 }
 
@@ -39,27 +39,27 @@ struct CompiledOutlet {
     requests: Option<Box<[RequestMatcher]>>,
 }
 
-/// What is let out to an address.
+/// The egress permission of a connection to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Nothing.
+    /// Denied.
     Closed,
-    /// Everything: nothing of it is looked at.
+    /// Allowed without inspection.
     Open,
-    /// What its first bytes tell.
+    /// Determined by its first bytes.
     Told {
-        /// Whether a request may open it,
+        /// True if a rule by request host may allow it.
         by_request: bool,
-        /// and whether the name that a client of TLS asks for.
+        /// True if a rule by TLS server name may allow it.
         by_server_name: bool,
     },
 }
 
 impl Outlets {
-    /// Compiles the outlets of a plan.
+    /// Compiles the egress rules of a configuration.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used; it names the policy.
+    /// [`BadPattern`] for the first invalid regular expression, with its policy.
     pub fn compile(outlets: &[Outlet]) -> Result<Self, BadPattern> {
         let mut ports: FxHashMap<u16, PortOutlets> = FxHashMap::default();
         for outlet in outlets {
@@ -68,13 +68,13 @@ impl Outlets {
         Ok(Self(ports))
     }
 
-    /// True when a policy lets something out to this port.
+    /// True if a rule allows connections to this port.
     #[must_use]
     pub fn may_lead_to(&self, port: u16) -> bool {
         self.0.contains_key(&port)
     }
 
-    /// The policies that let a connection to this address out.
+    /// Returns the egress permission of connections to this address.
     #[must_use]
     pub fn way(&self, at: SocketAddr) -> Way {
         let Some(port) = self.0.get(&at.port()) else { return Way::Closed };
@@ -86,7 +86,7 @@ impl Outlets {
         }
     }
 
-    /// The policy that lets a client of TLS out that asks for this name.
+    /// Returns the policy that allows a TLS session with this server name.
     #[must_use]
     pub fn by_server_name(&self, at: SocketAddr, name: &str) -> Option<&PolicyName> {
         let port = self.0.get(&at.port())?;
@@ -94,7 +94,7 @@ impl Outlets {
         port.first(&port.names, &named, |it| it.leads_to(at.ip()))
     }
 
-    /// The policy that lets a request out.
+    /// Returns the policy that allows a request.
     #[must_use]
     pub fn by_request(&self, at: SocketAddr, request: &RequestView<'_>) -> Option<&PolicyName> {
         let port = self.0.get(&at.port())?;
@@ -121,13 +121,13 @@ impl PortOutlets {
         self.outlets.push(compiled);
     }
 
-    /// Whether something that this tells leads to the address.
+    /// True if a rule with this attribute allows the address.
     fn leads_to(&self, address: IpAddr, told_by: ToldBy) -> bool {
         let ranged = || self.ranged.of(address).filter_map(|place| self.outlets.get(place));
         self.anywhere.contains(&told_by) || ranged().any(|it| it.told_by() == told_by)
     }
 
-    /// The policy of the first outlet for a host that fits beside that.
+    /// Returns the policy of the first rule for a host that meets the other conditions.
     fn first(
         &self,
         hosts: &Hosts,
@@ -149,7 +149,7 @@ impl CompiledOutlet {
         Ok(Self { outlet: outlet.clone(), requests })
     }
 
-    /// Where no name is asked for, the address tells all of a session.
+    /// Returns the checked attribute: a rule by server name without hosts checks the address alone.
     fn told_by(&self) -> ToldBy {
         match self.outlet.told_by {
             ToldBy::ServerName if self.outlet.hosts.is_empty() => ToldBy::Address,
@@ -168,7 +168,7 @@ impl CompiledOutlet {
     }
 }
 
-/// The host of an authority, if it names the port that the connection goes to.
+/// Returns the host of an authority, if its port is that of the connection.
 fn host_of(authority: &str, port: u16) -> Option<&str> {
     let (host, named) = match authority.rsplit_once(':') {
         Some((host, named)) if !named.ends_with(']') => (host, Some(named)),
@@ -212,7 +212,7 @@ mod tests {
             ("192.0.2.1:80", told(true, false)),
             ("10.2.0.1:443", told(false, true)),
             ("10.3.0.1:443", Way::Closed),
-            // Nobody has to ask for a name.
+            // A server name is not required.
             ("10.2.0.1:8443", Way::Open),
         ] {
             assert_eq!(outlets.way(at.parse().unwrap()), way, "{at}");

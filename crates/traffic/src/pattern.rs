@@ -1,23 +1,23 @@
-//! Patterns: regular expressions that must match a whole value, with bounded size.
+//! Anchored regular expressions of bounded size.
 
 use leno_model::ObjectKey;
 use regex::{Regex, RegexBuilder};
 use regex_syntax::hir::{Class, Hir, HirKind};
 
-/// A compiled pattern. The common shapes of the rules people write need no regular expression.
+/// A compiled pattern. The common forms need no regular expression.
 #[derive(Debug, Clone)]
 pub(crate) enum Pattern {
     /// Exactly this value.
     Literal(Box<str>),
-    /// This beginning, then anything: the regular expression `literal.*`.
+    /// A prefix followed by any text: the regular expression `literal.*`.
     Beginning(Box<str>),
-    /// A regular expression anchored at both ends, and how all that fits it begins: what begins
-    /// otherwise, as most values do, costs a comparison.
+    /// An anchored regular expression, and the literal prefix of all its matches: most values are rejected by
+    /// the prefix.
     Regex(Box<str>, Regex),
 }
 
 impl Pattern {
-    /// Compiles a regular expression that must match in full.
+    /// Compiles a regular expression that must match the whole value.
     pub(crate) fn compile(pattern: &str) -> Result<Self, regex::Error> {
         let (literal, open) = match pattern.strip_suffix(".*") {
             Some(beginning) => (beginning, true),
@@ -29,17 +29,17 @@ impl Pattern {
                 false => Self::Literal(literal.into()),
             });
         }
-        // Alone first: `a)|(b` is no pattern, but would become one inside the anchoring group.
+        // Compiled alone first: `a)|(b` is invalid, but would be valid inside the anchoring group.
         build(pattern)?;
         let regex = build(&format!("^(?:{pattern})$"))?;
         Ok(Self::Regex(beginning(pattern).unwrap_or_default(), regex))
     }
 
-    /// Whether the whole value fits.
+    /// True if the whole value matches.
     pub(crate) fn matches(&self, value: &str) -> bool {
         match self {
             Self::Literal(literal) => value == &**literal,
-            // `.` stands for any character but a line feed.
+            // `.` matches any character except a line feed.
             Self::Beginning(literal) => {
                 value.strip_prefix(&**literal).is_some_and(|rest| !rest.contains('\n'))
             }
@@ -50,7 +50,7 @@ impl Pattern {
     }
 }
 
-/// The literal that everything begins with which fits a pattern, if there is one.
+/// Returns the literal prefix of all matches of a pattern, if any.
 fn beginning(pattern: &str) -> Option<Box<str>> {
     let parsed = regex_syntax::parse(pattern).ok()?;
     let first = match parsed.kind() {
@@ -63,8 +63,8 @@ fn beginning(pattern: &str) -> Option<Box<str>> {
     }
 }
 
-/// A regular expression without regard to case, anchored at both ends. That is larger than the same with regard to it:
-/// where it is too large it is that.
+/// Compiles a case-insensitive, anchored regular expression. It is larger than the case-sensitive one, which is
+/// returned if the size exceeds the limit.
 pub(crate) fn regardless_of_case(pattern: &str) -> Result<Regex, regex::Error> {
     let anchored = format!("^(?:{pattern})$");
     let mut builder = RegexBuilder::new(&anchored);
@@ -72,12 +72,12 @@ pub(crate) fn regardless_of_case(pattern: &str) -> Result<Regex, regex::Error> {
     builder.size_limit(REGEX_FOLDED_BYTES_MAX).build().or_else(|_| build(&anchored))
 }
 
-/// True when letters that a pattern excludes are more of them without regard to case, so that it fits less.
+/// True if a pattern excludes letters: without case it may then match less.
 pub(crate) fn may_exclude(pattern: &str) -> bool {
     ["[^", ":^", "!=", "--", "&&", "~~", r"\P", "(?-"].iter().any(|part| pattern.contains(part))
 }
 
-/// True when a text that ends in a slash may fit a pattern.
+/// True if a text with a trailing slash may match a pattern.
 pub(crate) fn may_end_in_slash(pattern: &str) -> bool {
     regex_syntax::parse(pattern).map_or(true, |parsed| ends_in_slash(&parsed))
 }
@@ -92,15 +92,15 @@ fn ends_in_slash(part: &Hir) -> bool {
         HirKind::Repetition(repeated) => repeated.min == 0 || ends_in_slash(&repeated.sub),
         HirKind::Alternation(parts) => parts.iter().any(ends_in_slash),
         HirKind::Concat(parts) => parts.last().is_none_or(ends_in_slash),
-        // The part before it decides.
+        // The preceding part decides.
         HirKind::Class(Class::Bytes(_)) | HirKind::Empty | HirKind::Look(_) => true,
     }
 }
 
-/// Checks a regular expression as a rule would use it, so that readers can refuse it in place.
+/// Checks a regular expression as a rule would use it, so that readers can reject it with its position.
 ///
 /// # Errors
-/// [`BadPattern`] when it cannot be read, or is too large when compiled.
+/// [`BadPattern`] if it is invalid, or too large when compiled.
 pub fn check_pattern(pattern: &str) -> Result<(), BadPattern> {
     match Pattern::compile(pattern) {
         Ok(_) => Ok(()),
@@ -108,20 +108,20 @@ pub fn check_pattern(pattern: &str) -> Result<(), BadPattern> {
     }
 }
 
-/// A regular expression of a rule that cannot be used.
+/// An invalid regular expression of a rule.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "{}the regular expression `{pattern}`{field} cannot be used: write it in RE2 syntax, without \
      look-around or back-references, and without large counted repetitions", object_prefix(.object)
 )]
 pub struct BadPattern {
-    /// The expression, cut to 200 characters.
+    /// The expression, truncated to 200 characters.
     pub pattern: String,
-    /// What it should have matched.
+    /// The attribute that it applies to.
     pub field: PatternField,
-    /// The object that it stands in, where that is known.
+    /// The object that contains it, if known.
     pub object: Option<Box<ObjectKey>>,
-    /// What the compiler says.
+    /// The compiler's error.
     #[source]
     cause: regex::Error,
 }
@@ -142,10 +142,10 @@ impl BadPattern {
     }
 }
 
-/// What a pattern should have matched.
+/// The attribute that a pattern applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PatternField {
-    /// Not known: the pattern was checked alone.
+    /// Unknown: the pattern was checked alone.
     Alone,
     /// The path.
     Path,
@@ -187,17 +187,18 @@ fn build(pattern: &str) -> Result<Regex, regex::Error> {
 const METACHARACTERS: &[char] =
     &['\\', '.', '+', '*', '?', '(', ')', '|', '[', ']', '{', '}', '^', '$'];
 
-/// The compiled size of one expression: far above what people write, far below what hurts a
-/// sidecar.
+/// The maximum compiled size of one expression: far above practical patterns, and harmless for a sidecar's
+/// memory.
 const REGEX_BYTES_MAX: usize = 1024 * 1024;
 
-/// The same without regard to case, where letters are several: what fits above has to fit here.
+/// The maximum size of the case-insensitive form, in which letters become sets: every pattern within the limit
+/// above must fit.
 const REGEX_FOLDED_BYTES_MAX: usize = 8 * REGEX_BYTES_MAX;
 
-/// What one expression may remember of its own matching, for each thread.
+/// The maximum match cache of one expression, for each thread.
 const REGEX_CACHE_BYTES_MAX: usize = 256 * 1024;
 
-/// How much of a bad pattern an error repeats.
+/// The maximum length of a pattern in an error.
 const PATTERN_SHOWN_MAX: usize = 200;
 
 #[cfg(test)]

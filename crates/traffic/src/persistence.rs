@@ -1,4 +1,4 @@
-//! Persistence: the values that clients show, what they mean, and how they are told.
+//! Session persistence: the cookie and header values that identify endpoints.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -14,25 +14,24 @@ use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 use crate::tag::{cookie, header};
 
-/// What a rule says about persistence, compiled.
+/// A compiled session persistence rule.
 ///
-/// A value is the number of an endpoint, and two times where the rule has limits. It tells no address
-/// and no name, and is the same from every sidecar and after every restart. It is no secret: who
-/// knows the workloads behind a rule can make one, and gets an endpoint among those that the rule
-/// leads to, as an honest value gives it and mostly asking often too. Who must not reach it is for
-/// policies to say, and not for weights.
+/// A value is an endpoint number, plus two timestamps if the rule has limits. It reveals no address or name,
+/// and is the same from every sidecar and after every restart. It is not secret: a client that knows the
+/// workloads behind a rule can forge one, and reaches an endpoint of the rule, as it would with a valid value
+/// or after enough requests. Access restrictions require policies, not weights.
 #[derive(Debug, Clone)]
 pub struct CompiledPersistence {
     rule: Persistence,
     name: Box<str>,
-    /// What the numbers of endpoints are mixed with: those of another rule mean nothing here.
+    /// The salt of endpoint numbers: those of another rule are invalid here.
     salt: u64,
-    /// The paths of matches that cookies are for, the longest first.
+    /// The paths of the rule's matches, for cookies, the longest first.
     paths: Box<[Box<str>]>,
 }
 
 impl CompiledPersistence {
-    /// What a rule says, if it does. `number`: its place among the rules of its route.
+    /// Compiles the persistence of a rule, if any. `number`: the index of the rule in its route.
     pub(crate) fn of(rule: &RouteRule, number: usize) -> Option<Self> {
         let persistence = rule.actions.persistence.as_ref()?;
         let route = format!("{} {}", rule.kind.as_str(), rule.route);
@@ -53,12 +52,12 @@ impl CompiledPersistence {
         })
     }
 
-    /// The header that carries the value, if one does.
+    /// Returns the header that carries the value, if any.
     pub(crate) fn header(&self) -> Option<&str> {
         (self.rule.carrier == Carries::Header).then_some(&self.name)
     }
 
-    /// What a request shows that still counts. `now`: since the beginning of 1970.
+    /// Returns the valid value of a request. `now`: since the Unix epoch.
     pub(crate) fn shown(&self, request: &RequestView<'_>, now: Duration) -> Option<Shown> {
         let value = match self.rule.carrier {
             Carries::Header => header(request, &self.name, Repeated::First),
@@ -67,7 +66,7 @@ impl CompiledPersistence {
         let value = Value::read(&value?)?;
         let age = |since: Option<u64>| {
             let since = Duration::from_millis(since?);
-            // Clocks differ a little; what is of tomorrow is no honest value, and would never end.
+            // Clocks differ slightly; a value from the far future is forged, and would never expire.
             (since <= now + SKEW_MAX).then(|| now.saturating_sub(since))
         };
         let (whole, idle) = (age(value.began), age(value.told));
@@ -77,7 +76,7 @@ impl CompiledPersistence {
         (!is_over).then_some(Shown { number: value.number, began })
     }
 
-    /// The endpoint of a port that a value names.
+    /// Returns the endpoint of a port that a value identifies.
     pub(crate) fn find<'a>(
         &self,
         (names, endpoints): (&EndpointNames, &'a [Arc<Endpoint>]),
@@ -86,8 +85,8 @@ impl CompiledPersistence {
         names.find(endpoints, shown.number ^ self.salt)
     }
 
-    /// The field of an answer that tells a client the endpoint that answered; none when it knows.
-    /// `since`: when it was first told of it, if it keeps to it.
+    /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
+    /// it. `since`: the start of the session, if there is one.
     pub(crate) fn field(
         &self,
         answered: &EndpointId,
@@ -104,7 +103,7 @@ impl CompiledPersistence {
             told: is_limited.then(|| milliseconds(now)),
         };
         let max_age = match rule.carrier {
-            // A client of headers has nothing that remembers the last one.
+            // A client of header persistence does not store the last value.
             Carries::Header => return Some((name.to_string().into(), value.written())),
             _ if since.is_some() && rule.idle.is_none() => return None,
             Carries::Cookie => None,
@@ -122,8 +121,8 @@ impl CompiledPersistence {
         Some((Cow::Borrowed("set-cookie"), text))
     }
 
-    /// The path that a cookie is for: the one that the rule names, or the longest of its matches that leads to
-    /// the request's.
+    /// Returns the path of a cookie: that of the rule, or the longest path of its matches that contains the
+    /// request's.
     pub(crate) fn path(&self, request: &RequestView<'_>) -> &str {
         if let Some(path) = &self.rule.path {
             return path;
@@ -136,13 +135,12 @@ impl CompiledPersistence {
     }
 }
 
-/// Which endpoints of a port numbers mean; looked up by nobody where no rule knows persistence, and
-/// made when it is first.
+/// The endpoints of a port by number; built on first use, and only for rules with persistence.
 #[derive(Debug, Default)]
 pub struct EndpointNames(OnceLock<FxHashMap<u64, usize>>);
 
 impl EndpointNames {
-    /// The endpoint of the port, which has always these, with this number.
+    /// Returns the endpoint with this number; the endpoints of the port never change.
     fn find<'a>(&self, endpoints: &'a [Arc<Endpoint>], number: u64) -> Option<&'a Arc<Endpoint>> {
         let names = self.0.get_or_init(|| {
             let numbered = endpoints.iter().enumerate();
@@ -152,21 +150,22 @@ impl EndpointNames {
     }
 }
 
-/// What a request shows that counts.
+/// The valid value of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shown {
     number: u64,
-    /// When its client was first told of the endpoint.
+    /// The start of the session.
     pub(crate) began: Duration,
 }
 
-/// What a client carries: `number`, or `number.began.told`, all hexadecimal, in milliseconds.
+/// The value of a cookie or header: `number`, or `number.began.told`, in hexadecimal; times are in
+/// milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Value {
     number: u64,
-    /// When an answer told the endpoint first.
+    /// The time of the first response with this endpoint.
     began: Option<u64>,
-    /// When one did last.
+    /// The time of the last response with this endpoint.
     told: Option<u64>,
 }
 
@@ -193,13 +192,13 @@ impl Value {
     }
 }
 
-/// A number for an endpoint, on every machine and in every version.
+/// Returns the number of an endpoint, equal on every machine and in every version.
 fn number_of(endpoint: &EndpointId) -> u64 {
     let EndpointId { service, port, workload } = endpoint;
     hash(ENDPOINT_SALT, &format!("{service} {port} {workload}"))
 }
 
-/// The path that a cookie of a match is for: what the match names, as far as it is no pattern.
+/// Returns the cookie path of a match: its path, up to the first pattern character.
 fn cookie_path(request: &RequestMatch) -> &str {
     let path = match &request.path {
         PathMatch::Any => "/",
@@ -208,14 +207,14 @@ fn cookie_path(request: &RequestMatch) -> &str {
         PathMatch::Regex(pattern) => literal_elements(pattern),
     };
     match path.split_once(';') {
-        // What follows would be another attribute of the cookie.
+        // The following text would start another cookie attribute.
         Some((before, _)) => whole_elements(before),
         None if path.is_empty() || !path.bytes().all(|byte| byte.is_ascii_graphic()) => "/",
         None => path,
     }
 }
 
-/// The whole elements before anything that means something in an expression.
+/// Returns the whole elements before the first metacharacter of an expression.
 fn literal_elements(pattern: &str) -> &str {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-_~".contains(c);
     match pattern.find(|c| !is_plain(c)) {
@@ -224,7 +223,7 @@ fn literal_elements(pattern: &str) -> &str {
     }
 }
 
-/// Without the last element, which may not be whole.
+/// Drops the last element, which may be partial.
 fn whole_elements(path: &str) -> &str {
     match path.rfind('/') {
         Some(at @ 1..) => path.get(..at).unwrap_or("/"),
@@ -232,9 +231,9 @@ fn whole_elements(path: &str) -> &str {
     }
 }
 
-/// How far the clocks of two sidecars may differ.
+/// The maximum clock difference between two sidecars.
 const SKEW_MAX: Duration = Duration::from_secs(60);
-/// The first bytes of the fraction of pi, so that these numbers are of no other use.
+/// The first bytes of the fraction of pi, which make these numbers useless elsewhere.
 const ENDPOINT_SALT: u64 = 0x243f_6a88_85a3_08d3;
 const RULE_SALT: u64 = 0x1319_8a2e_0370_7344;
 const NAME_SALT: u64 = 0xa409_3822_299f_31d0;

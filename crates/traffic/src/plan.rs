@@ -1,4 +1,4 @@
-//! Plans: a snapshot with all its rules compiled, built once when the snapshot arrives.
+//! A compiled snapshot, built once when the snapshot arrives.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,24 +22,24 @@ use crate::tag::{Lanes, TagPlan};
 use crate::tls_route::TlsRoutes;
 use crate::treatment::{PortTreatment, ServicePort};
 
-/// A snapshot, compiled. What did not change since the previous one is taken over from it.
+/// A compiled snapshot. Unchanged parts are shared with the previous one.
 #[derive(Debug)]
 pub struct Plans {
-    /// What it was compiled from.
+    /// The source of the compilation.
     pub snapshot: Arc<Snapshot>,
-    /// Who may come in.
+    /// The inbound authorization.
     pub access: Arc<InboundAccess>,
-    /// Where requests go, by the service that they are for.
+    /// The routes and endpoints, by service.
     pub services: BTreeMap<ServiceName, Arc<ServicePlan>>,
-    /// What requests that come in are marked with.
+    /// The headers that lanes add to inbound requests.
     pub lanes: Arc<Lanes>,
-    /// How much may come in.
+    /// The local rate limits of inbound traffic.
     pub limits: Arc<Limits>,
-    /// What it serves as the proxy of a gateway.
+    /// The gateway configuration, if the workload is a gateway proxy.
     pub gateway: Option<Arc<GatewayPlan>>,
-    /// What it reaches outside although nobody is let out; the same one while that is the same.
+    /// The egress rules; the same object while they are unchanged.
     pub outlets: Arc<Outlets>,
-    /// Who else decides about requests that come in; absent when nobody does.
+    /// The external checks of inbound requests, if any.
     pub guards: Option<Arc<Guards>>,
 }
 
@@ -47,7 +47,7 @@ impl Plans {
     /// Compiles a snapshot.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used; nothing is built then.
+    /// [`BadPattern`] for the first invalid regular expression; nothing is built then.
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Self>) -> Result<Self, BadPattern> {
         let mut services = BTreeMap::new();
         let caller = &snapshot.plan.caller;
@@ -75,14 +75,14 @@ impl Plans {
         })
     }
 
-    /// The plan of a service, if the snapshot knows it.
+    /// Returns a service, if the snapshot contains it.
     #[must_use]
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<ServicePlan>> {
         self.services.get(name)
     }
 
-    /// The policies of every way to a port: those of direct calls, and those that a route of a called
-    /// service adds.
+    /// Returns the policies of every path to a port: those of direct calls, and those that routes of called
+    /// services add.
     pub fn treatments(&self) -> impl Iterator<Item = &Arc<PortTreatment>> {
         let ports = || self.services.values().flat_map(|plan| plan.ports.values());
         let own = ports().filter_map(|port| port.treatment.as_ref());
@@ -91,13 +91,13 @@ impl Plans {
         own.chain(forwarded)
     }
 
-    /// The ports that routes of services with policies forward to.
+    /// Returns the ports that routes of services with policies forward to.
     pub fn forwarded(&self) -> impl Iterator<Item = &ForwardedPort> {
         let ports = self.services.values().flat_map(|plan| plan.ports.values());
         ports.filter_map(|port| port.forwarded.as_ref()).flat_map(|it| it.ports())
     }
 
-    /// The port with the endpoints that an outlier detection is for.
+    /// Returns the port that an outlier detector belongs to.
     #[must_use]
     pub fn watched_by(&self, removal: &Arc<Removal>) -> Option<&PortPlan> {
         let is_it = |it: &PortTreatment| {
@@ -112,8 +112,8 @@ impl Plans {
     }
 }
 
-/// Compiles the policies of called services on the ports that their routes forward to. A plan of the
-/// previous snapshot is compiled again only where these changed.
+/// Compiles the policies of called services for the ports that their routes forward to. Services of the
+/// previous snapshot are recompiled only if these policies changed.
 fn forward(
     services: &mut BTreeMap<ServiceName, Arc<ServicePlan>>,
     snapshot: &Snapshot,
@@ -152,28 +152,27 @@ fn forward(
     Ok(())
 }
 
-/// A service, compiled.
+/// A compiled service.
 #[derive(Debug)]
 pub struct ServicePlan {
-    /// What it was compiled from.
+    /// The source of the compilation.
     pub view: Arc<ServiceView>,
-    /// Its ports, by number.
+    /// The ports, by number.
     pub ports: BTreeMap<u16, PortPlan>,
 }
 
-/// A service as it was compiled before.
+/// The previous compilation of a service.
 struct Old<'a> {
     plan: &'a Arc<ServicePlan>,
-    /// Whether the caller is as it was then; only tag rules look at it.
+    /// True if the caller is unchanged; only tag rules depend on it.
     same_caller: bool,
 }
 
-/// For whom a service is compiled: what tag rules may ask about it, and when its requests there are
-/// sent once more.
+/// The caller, for tag rules, and its default retry policy.
 type Client<'a> = (&'a Caller, Option<&'a ServiceRetry>);
 
 impl ServicePlan {
-    /// Compiles a service; the plan before it is kept as it is when nothing changed.
+    /// Compiles a service; an unchanged one is reused.
     fn build(
         view: &Arc<ServiceView>,
         (caller, retry): Client<'_>,
@@ -189,7 +188,7 @@ impl ServicePlan {
         Self::compile(view, (caller, retry), old.map(|old| &**old.plan))
     }
 
-    /// The same service, compiled again from the same view.
+    /// Recompiles a service from the same configuration.
     fn renewed(old: &Arc<Self>, client: Client<'_>) -> Result<Arc<Self>, BadPattern> {
         let mut renewed = Self::compile(&old.view, client, Some(old))?;
         if let Some(plan) = Arc::get_mut(&mut renewed) {
@@ -219,34 +218,34 @@ impl ServicePlan {
     }
 }
 
-/// One port of a service, compiled.
+/// A compiled port of a service.
 #[derive(Debug)]
 pub struct PortPlan {
-    /// Where its requests go.
+    /// The routes of requests.
     pub routes: Arc<PortRoutes>,
-    /// Where sessions go that applications encrypt.
+    /// The routes of TLS sessions that applications encrypt.
     pub tls_routes: TlsRoutes,
-    /// What is spoken there.
+    /// The protocol of the port.
     pub protocol: Protocol,
-    /// Where it can be reached, ordered by id.
+    /// The endpoints, ordered by id.
     pub endpoints: Arc<[Arc<Endpoint>]>,
-    /// How its requests are treated; absent when no policy says anything. The same while it
-    /// says the same, so that what threads keep for it lives as long.
+    /// The traffic policies; absent if there are none. The same object while they are unchanged, so that
+    /// per-thread state survives.
     pub treatment: Option<Arc<PortTreatment>>,
-    /// Which of its endpoints a key belongs to, where a policy hashes one.
+    /// The hash table of the endpoints, if a policy uses consistent hashing.
     pub places: Option<Arc<Places>>,
-    /// Which of them take which requests; any take all when absent.
+    /// The endpoints by tag; absent if every endpoint takes all requests.
     pub tags: Option<Box<TagPlan>>,
-    /// Where connections go in which no request is seen; to its own endpoints when absent.
+    /// The backends of opaque connections; absent for the port's own endpoints.
     pub tcp_rule: Option<Box<TcpRule>>,
-    /// Which of its endpoints a value means that a client shows.
+    /// The endpoints by session persistence value.
     pub names: EndpointNames,
-    /// Its policies on the ports that its routes forward to; absent without policies.
+    /// The combined policies of the ports that its routes forward to; absent without policies.
     pub forwarded: Option<Arc<Forwarded>>,
 }
 
 impl PortPlan {
-    /// Endpoints come and go more often than rules: the rules are compiled only when they changed.
+    /// Endpoints change more often than rules, so rules are compiled only if they changed.
     fn build(
         (subject, view): (&ServicePort, &PortView),
         (caller, retry): Client<'_>,
@@ -294,8 +293,8 @@ impl PortPlan {
     }
 }
 
-/// The places of endpoints, where a policy hashes; those from before while neither endpoints nor their
-/// weights change.
+/// Returns the hash table of the endpoints, if a policy uses consistent hashing; reused while endpoints and
+/// weights are unchanged.
 fn places(
     view: &PortView,
     old: Option<(&PortView, &PortPlan)>,
@@ -317,14 +316,14 @@ fn places(
     }
 }
 
-/// What decides about places.
+/// Returns the inputs of the hash table.
 pub(crate) fn placed(
     endpoints: &[Arc<Endpoint>],
 ) -> impl Iterator<Item = (&EndpointId, Option<Weight>)> {
     endpoints.iter().map(|endpoint| (&endpoint.id, endpoint.weight))
 }
 
-/// Permits stay current as long as the access rules stay the same.
+/// Permits stay valid while the access rules are unchanged.
 fn build_access(
     snapshot: &Snapshot,
     previous: Option<&Plans>,

@@ -1,10 +1,10 @@
-//! The query of a request: its parameters, and what their escapes stand for.
+//! Query parameters and their decoding.
 
 use std::borrow::Cow;
 
 use crate::spelling::{decoded_layers, folded_case, is_blank};
 
-/// The first value of a query parameter, still encoded; empty for a parameter without `=`.
+/// Returns the first value of a query parameter, still encoded; empty for a parameter without `=`.
 pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     query.split('&').find_map(|pair| {
         let (encoded, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -12,15 +12,15 @@ pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     })
 }
 
-/// All parameters that a query may have to an application, encoded: some take `;` for `&`.
+/// Returns all parameters that an application may read in a query, encoded: some accept `;` as a separator.
 pub(crate) fn all_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let others = query.contains(';').then(|| query.split(['&', ';']));
     let pairs = query.split('&').chain(others.into_iter().flatten());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// The parameters of a query that an application may take for the one of this name, each as it was sent, whichever
-/// character separates them.
+/// Returns the parameters of a query that an application may read under this name, as sent, with either
+/// separator.
 pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item = &'q str> {
     let folded = folded_name(name);
     query.split(['&', ';']).filter(move |pair| {
@@ -28,9 +28,9 @@ pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item 
     })
 }
 
-/// True when applications may take the encoded name of a parameter for this one, which is [folded](folded_name): without
-/// regard to case, of a list (`role[]`, `role[0]`) or of a map (`role[x]`), with blanks or `!` before it, and with `.`, a blank
-/// or a `[` that nothing closes for `_`. A place in a map may have any of these forms where the rule names one.
+/// True if applications may read the encoded parameter name as this [normalized](folded_name) one: without
+/// case, as a list (`role[]`, `role[0]`) or map (`role[x]`), after blanks or `!`, and with `.`, a blank or an
+/// unclosed `[` for `_`. If the rule names a map element, it may have any of these forms.
 pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
     let has_place = folded.contains('[') && folded.ends_with(']');
     if encoded.len() < folded.len() && !has_place {
@@ -49,12 +49,12 @@ pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
         })
 }
 
-/// A name with `_` before each place in a map: ASP.NET and parsers with dots read `a[b]` and `a.b` alike.
+/// Returns a name with `_` before each map key: ASP.NET and dot-aware parsers read `a[b]` and `a.b` alike.
 fn flat(name: &str) -> impl Iterator<Item = u8> + '_ {
     name.bytes().filter(|byte| *byte != b']').map(|byte| if byte == b'[' { b'_' } else { byte })
 }
 
-/// The name of a parameter in a rule, folded; with dots it names a place in a map (`a.b` is `a[b]`).
+/// Normalizes a parameter name of a rule; dots denote a map element (`a.b` is `a[b]`).
 pub(crate) fn folded_rule_name(name: &str) -> String {
     match name.split_once('.') {
         Some((map, places)) if !name.contains('[') => {
@@ -64,14 +64,14 @@ pub(crate) fn folded_rule_name(name: &str) -> String {
     }
 }
 
-/// The name of a parameter as the most forgiving application reads it.
+/// Normalizes a parameter name as the most lenient application reads it.
 pub(crate) fn folded_name(encoded: &str) -> String {
     let decoded = decoded(encoded, Plus::Space);
     let name = decoded.split('\0').next().unwrap_or_default();
-    // Spring's binder takes `!role` for a default of `role`.
+    // Spring's binder reads `!role` as the default of `role`.
     let name = name.trim_start_matches(|c| is_blank(c) || c == '!');
     let mut name = folded_case(name).replace([' ', '.'], "_");
-    // An element of a list has the name of the list.
+    // A list element has the name of the list.
     while let Some((list, place)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
         if list.is_empty() || !place.bytes().all(|byte| byte.is_ascii_digit()) {
             break;
@@ -82,7 +82,7 @@ pub(crate) fn folded_name(encoded: &str) -> String {
     name
 }
 
-/// All that the encoded value of a parameter may be to an application.
+/// Returns all values that an application may read in an encoded parameter.
 pub(crate) fn may_be_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let is_encoded = encoded.contains(['%', '+']);
     let readings = is_encoded.then(|| {
@@ -92,14 +92,14 @@ pub(crate) fn may_be_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>>
     std::iter::once(Cow::Borrowed(encoded)).chain(readings.into_iter().flatten())
 }
 
-/// The meaning of a plus sign.
+/// The interpretation of a plus sign.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plus {
     Literal,
     Space,
 }
 
-/// Decoded until no escape is left, or as deeply as applications decode.
+/// Decodes until no escape remains, or as many layers as applications decode.
 fn decoded(encoded: &str, plus: Plus) -> String {
     let encoded = match plus {
         Plus::Space if encoded.contains('+') => Cow::Owned(encoded.replace('+', " ")),
@@ -108,7 +108,7 @@ fn decoded(encoded: &str, plus: Plus) -> String {
     String::from_utf8_lossy(&decoded_layers(&encoded).0).into_owned()
 }
 
-/// The text that the escapes stand for; `None` when it is not UTF-8, and then nothing matches.
+/// Decodes a value; `None` if the result is not UTF-8: no rule then matches.
 pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
     if !encoded.contains(['%', '+']) {
         return Some(Cow::Borrowed(encoded));
@@ -116,12 +116,13 @@ pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
     String::from_utf8(form_decoded(encoded).collect()).ok().map(Cow::Owned)
 }
 
-/// RFC 3986, section 2.1: `%` and two hexadecimal digits are one byte.
+/// Decodes `%` and two hexadecimal digits as one byte (RFC 3986, section 2.1).
 pub(crate) fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     bytes_of::<b'+'>(encoded)
 }
 
-/// The same in a query, where forms write `+` for a space (WHATWG URL, *application/x-www-form-urlencoded parsing*).
+/// Decodes a query, in which forms encode a space as `+` (WHATWG URL, *application/x-www-form-urlencoded
+/// parsing*).
 pub(crate) fn form_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     bytes_of::<b' '>(encoded)
 }

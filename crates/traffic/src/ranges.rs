@@ -1,4 +1,4 @@
-//! Ranges of addresses, each with places of rules: which of them an address is in.
+//! Index of rules by address range.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,18 +8,18 @@ use rustc_hash::FxHashMap;
 
 use crate::lookup::Places;
 
-/// Places of rules, by the ranges that these are about.
+/// Positions of rules, by their address ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     held: FxHashMap<IpRange, Vec<usize>>,
-    /// How many bits the addresses of a range have in common.
+    /// The distinct prefix lengths of the ranges.
     prefixes: BTreeSet<u8>,
-    /// Of rules about any address.
+    /// Rules for any address.
     anywhere: Vec<usize>,
 }
 
 impl Ranges {
-    /// Adds a rule that stands behind all that were added before, about any address when it has no ranges.
+    /// Adds a rule after those added before; without ranges it applies to any address.
     pub(crate) fn add(&mut self, place: usize, ranges: Option<&[IpRange]>) {
         let Some(ranges) = ranges else {
             self.anywhere.push(place);
@@ -28,14 +28,14 @@ impl Ranges {
         for range in ranges {
             self.prefixes.insert(range.prefix());
             let places = self.held.entry(*range).or_default();
-            // A range that is named twice is one.
+            // A repeated range is stored once.
             if places.last() != Some(&place) {
                 places.push(place);
             }
         }
     }
 
-    /// The places of all rules about an address, in order.
+    /// Returns the positions of all rules for an address, in order.
     pub(crate) fn of(&self, address: IpAddr) -> Places<'_> {
         let around = |prefix: &u8| IpRange::around(address, *prefix);
         let ranges = self.prefixes.iter().filter_map(around);

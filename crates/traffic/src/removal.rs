@@ -1,4 +1,4 @@
-//! Removal: which endpoints of a port are left out for a while, natively or as Sermant does it.
+//! Outlier detection for one port, native or compatible with Sermant.
 
 mod class;
 mod native;
@@ -12,61 +12,61 @@ pub use class::{Ending, Failed, checked, failed};
 pub use native::Outliers;
 pub use sermant::SermantOutliers;
 
-/// What is known of the endpoints of one port, in their order. One data thread owns one, and says
-/// what time it is: the time since any moment of its choice.
+/// Outlier detection state of the endpoints of one port, in their order. Owned by one data thread, which
+/// provides the time since any fixed moment.
 #[derive(Debug)]
 pub enum Removed {
-    /// By our own rules.
+    /// The native algorithm.
     Native(Outliers),
-    /// By Sermant's.
+    /// Sermant's algorithm.
     Sermant(SermantOutliers),
 }
 
-/// Where an endpoint stands.
+/// The ejection state of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It takes requests.
+    /// It receives requests.
     In,
-    /// It is removed.
+    /// It is ejected.
     Out,
-    /// It was removed, and the next request shows whether it is well.
+    /// It was ejected, and the next request is a probe.
     Probe,
 }
 
-/// What happened to an endpoint, for logs and metrics.
+/// A state change of an endpoint, for logs and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// It was removed.
+    /// It was ejected.
     Removed {
-        /// Which, by its place.
+        /// The index of the endpoint.
         slot: usize,
-        /// Why.
+        /// The cause.
         cause: Cause,
-        /// For how long; until checks succeed when absent.
+        /// The duration; absent if it ends with successful health checks.
         pause: Option<Duration>,
     },
-    /// It takes requests again.
+    /// It was returned to service.
     Returned {
-        /// Which, by its place.
+        /// The index of the endpoint.
         slot: usize,
     },
 }
 
-/// Why an endpoint was removed.
+/// The cause of an ejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
-    /// Too large a share of its requests failed.
+    /// Too high a failure rate.
     Rate,
-    /// Too many failed in a row.
+    /// Too many consecutive failures.
     Consecutive,
-    /// A probe failed.
+    /// A failed probe.
     Probe,
-    /// Health checks failed.
+    /// Failed health checks.
     Check,
 }
 
 impl Cause {
-    /// The word used in metrics and logs.
+    /// Returns the name for metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ impl Cause {
 }
 
 impl Removed {
-    /// Nothing is known of any endpoint yet.
+    /// Creates a detector without evidence.
     #[must_use]
     pub fn new(algorithm: &RemovalAlgorithm, endpoints: usize) -> Self {
         match algorithm {
@@ -90,7 +90,7 @@ impl Removed {
         }
     }
 
-    /// The endpoints are others now: each new place says which old one it was, if any.
+    /// Updates the set of endpoints: each new index has its old one, if any.
     pub fn rearrange(&mut self, places: &[Option<usize>]) {
         match self {
             Self::Native(outliers) => outliers.rearrange(places),
@@ -98,8 +98,8 @@ impl Removed {
         }
     }
 
-    /// Takes note of the time: windows end, and who was out long enough may come back. `draw` is
-    /// chance. Cheap when nothing is due.
+    /// Advances the time: windows end, and ejections may expire. `draw`: a random number. Cheap if nothing is
+    /// due.
     pub fn advance(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
         match self {
             Self::Native(outliers) => outliers.advance(now, draw, events),
@@ -107,7 +107,7 @@ impl Removed {
         }
     }
 
-    /// Where an endpoint stands, as of the last [`Self::advance`].
+    /// Returns the state of an endpoint, as of the last [`Self::advance`].
     #[must_use]
     pub fn standing(&self, slot: usize) -> Standing {
         match self {
@@ -116,8 +116,7 @@ impl Removed {
         }
     }
 
-    /// Whether an endpoint takes requests for the bounds alone: what is known of it would have it
-    /// removed. Nobody is, by Sermant's algorithm.
+    /// True if an endpoint would be ejected, but the bounds prevent it. Always false for Sermant's algorithm.
     #[must_use]
     pub fn is_spared(&self, slot: usize) -> bool {
         match self {
@@ -126,7 +125,8 @@ impl Removed {
         }
     }
 
-    /// A request goes to an endpoint. True: it is a probe, and others wait for how it ends.
+    /// Records the start of a request to an endpoint. True if it is a probe: other requests wait for its
+    /// result.
     #[must_use]
     pub fn begin(&mut self, slot: usize) -> bool {
         match self {
@@ -135,7 +135,7 @@ impl Removed {
         }
     }
 
-    /// A request ended in a way that proves nothing.
+    /// Records the end of a request without evidence.
     pub fn release(&mut self, slot: usize, probe: bool) {
         match self {
             Self::Native(outliers) if probe => outliers.release(slot),
@@ -143,7 +143,7 @@ impl Removed {
         }
     }
 
-    /// How a request ended that [`Self::begin`] began.
+    /// Records the result of a request started by [`Self::begin`].
     pub fn learn(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
         match self {
             Self::Native(outliers) => outliers.learn(slot, seen, events),
@@ -151,7 +151,7 @@ impl Removed {
         }
     }
 
-    /// How a health check of an endpoint ended, where its rule has them made.
+    /// Records the result of a health check, if the policy has health checks.
     pub fn check(&mut self, slot: usize, heard: Failed, now: Duration, events: &mut Vec<Event>) {
         match self {
             Self::Native(outliers) => outliers.check(slot, heard, now, events),
@@ -159,7 +159,7 @@ impl Removed {
         }
     }
 
-    /// What counts as a failure.
+    /// Returns the failure classes that count.
     #[must_use]
     pub fn failures(&self) -> &FailureClasses {
         match self {
@@ -169,16 +169,16 @@ impl Removed {
     }
 }
 
-/// How a request ended, and when.
+/// The result of a request, with its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// Whether it failed in a way that counts.
+    /// True if it failed in a class that counts.
     pub failed: bool,
-    /// Whether it was a probe.
+    /// True if it was a probe.
     pub probe: bool,
-    /// When.
+    /// The time of the end.
     pub now: Duration,
-    /// Chance.
+    /// A random number.
     pub draw: u64,
 }
 

@@ -1,42 +1,42 @@
-//! A request as rules see it: method, path, authority, headers, query.
+//! The attributes of a request that rules match: method, path, authority, headers, query.
 
 use std::borrow::Cow;
 
 use leno_model::Repeated;
 
-/// What rules look at. All of it is borrowed from the received bytes.
+/// The attributes of a request for matching, borrowed from the received bytes.
 #[derive(Clone, Copy)]
 pub struct RequestView<'a> {
-    /// The method, as sent; methods are case-sensitive.
+    /// The method as sent; methods are case-sensitive.
     pub method: &'a str,
     /// The path as sent, without the query.
     pub path: &'a str,
-    /// What followed the first `?`, if there was one.
+    /// The text after the first `?`, if any.
     pub query: Option<&'a str>,
-    /// Whom the request is for: host and, if it was sent, port.
+    /// The host, and the port if it was sent.
     pub authority: &'a str,
-    /// Its headers.
+    /// The headers.
     pub fields: &'a dyn Fields,
 }
 
-/// The headers of a request, found by name.
+/// The headers of a request, by name.
 pub trait Fields {
-    /// All values of this lower-case header name joined by `", "`; `None` when it is absent.
+    /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent.
     fn find(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// The same for all headers with [similar names](is_similar_name).
+    /// Does the same for all headers with [similar names](is_similar_name).
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// The first value of this lower-case header name; `None` when it is absent.
+    /// Returns the first value of this lowercase header name; `None` if it is absent.
     fn first(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// The values of a claim of the token that the request shows, when that was verified.
+    /// Returns the values of a claim in the request's verified token.
     fn claim(&self, _name: &str) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// A header's value as rules see it.
+/// Returns the value of a header for matching.
 pub(crate) fn header<'a>(
     request: &RequestView<'a>,
     name: &str,
@@ -49,8 +49,8 @@ pub(crate) fn header<'a>(
     }
 }
 
-/// True when two header names differ in case and in their separators at most: `X_Role` and `x-role` are one variable to
-/// applications that get headers as such (RFC 3875 §4.1.18), and PHP makes `_` of `.` as well.
+/// True if two header names differ only in case and separators: `X_Role` and `x-role` are one variable to
+/// CGI-like applications (RFC 3875 §4.1.18), and PHP also maps `.` to `_`.
 #[must_use]
 pub fn is_similar_name(one: &[u8], other: &[u8]) -> bool {
     let is_similar = |(one, other): (&u8, &u8)| {
@@ -60,7 +60,7 @@ pub fn is_similar_name(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(is_similar)
 }
 
-/// Headers in a list, for tools and tests.
+/// Headers as a list, for tools and tests.
 impl Fields for Vec<(String, String)> {
     fn find(&self, name: &str) -> Option<Cow<'_, str>> {
         let named = self.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));

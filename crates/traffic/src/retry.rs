@@ -1,49 +1,49 @@
-//! Retries: whether a failed request may be sent once more, to another endpoint.
+//! Retry decisions for failed requests.
 
 use std::time::Duration;
 
 use leno_model::{Reason, Retry, RetryRule};
 
-/// What became of an attempt that failed.
+/// A failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
-    /// How much of the request left this sidecar.
+    /// The part of the request that was sent.
     pub sent: Sent,
-    /// Whether the method is idempotent: see [`is_idempotent`].
+    /// True for idempotent methods: see [`is_idempotent`].
     pub idempotent: bool,
-    /// Whether the whole request, body included, can be sent again from its first byte.
+    /// True if the whole request, including its body, can be sent again.
     pub body_replayable: bool,
-    /// Whether any byte of a response has been passed on.
+    /// True if part of a response was forwarded.
     pub response_started: bool,
-    /// How many attempts came before it: 0 for the first.
+    /// The number of earlier attempts: 0 for the first.
     pub number: u8,
-    /// The number of endpoints that it could have gone to instead.
+    /// The number of alternative endpoints.
     pub others: usize,
     /// The time since the request began.
     pub waited: Duration,
 }
 
 impl Attempt {
-    /// True when the request waited for an application that does not listen, as long as requests wait for one.
+    /// True if the request has waited the maximum time for an application that does not listen.
     fn has_waited_out(&self, reason: Reason) -> bool {
         let most = if self.others == 0 { UNREACHABLE_MAX_ALONE } else { UNREACHABLE_MAX };
         reason == Reason::ConnectFailed && self.waited >= most
     }
 }
 
-/// How much of a request left this sidecar.
+/// The part of a request that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// Not one byte.
+    /// No byte.
     Nothing,
-    /// The head, or a part of it, or more.
+    /// Part of the head, or more.
     HeadOrMore,
 }
 
-/// Whether the request may be sent once more.
+/// True if the request may be retried.
 ///
-/// At most [`RETRIES_MAX`] times, or [`unsent_max`] where nothing was sent; never after a part of a response has reached the client, and
-/// never when bytes that would have to be sent again are gone. Otherwise the reason decides.
+/// At most [`RETRIES_MAX`] times, or [`unsent_max`] if nothing was sent; never after the client received part
+/// of a response, and never if bytes to repeat are no longer available. Otherwise the reason decides.
 #[must_use]
 pub fn retry(reason: Reason, attempt: &Attempt) -> bool {
     let unsent = attempt.sent == Sent::Nothing;
@@ -62,21 +62,21 @@ pub fn retry(reason: Reason, attempt: &Attempt) -> bool {
     }
 }
 
-/// How an attempt failed, as far as a rule about retries is concerned.
+/// The failure of an attempt, for retry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setback {
-    /// There is no answer.
+    /// No response.
     Failed(Reason),
-    /// There is one, with this status, or with one of gRPC that stands for it.
+    /// A response with this status, or a gRPC status that maps to it.
     Answered(u16),
 }
 
-/// Whether the request may be sent once more under a rule; the budget decides after that.
+/// True if the request may be retried under a rule; the budget decides after that.
 ///
-/// An answer counts when the rule names its status. A failure before anything was sent always
-/// counts. One after that, which may have had its effect, counts for methods that are idempotent;
-/// for others only when the rule names the status that the client would get for it. A rule without attempts permits none;
-/// any other lets a request of which nothing was sent go to one endpoint after another, as without a rule.
+/// A response is retried if the rule lists its status. A failure before any byte was sent is always retried. A
+/// failure after that, which may have had an effect, is retried for idempotent methods; for others only if the
+/// rule lists the resulting status. A rule with zero attempts permits no retries; any other rule permits an
+/// unsent request to try further endpoints, as without a rule.
 #[must_use]
 pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> bool {
     let unsent = attempt.sent == Sent::Nothing;
@@ -97,7 +97,7 @@ pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> b
         Setback::Failed(Reason::AttemptTimeout) => {
             unsent || attempt.idempotent || names(Reason::AttemptTimeout.status())
         }
-        // Later attempts come after pauses, which are no wait for an application.
+        // Later attempts follow pauses, which are not waits for an application.
         Setback::Failed(Reason::ConnectFailed)
             if attempt.number == 0 && attempt.waited >= UNREACHABLE_MAX =>
         {
@@ -111,8 +111,8 @@ pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> b
     }
 }
 
-/// How long to wait before a retry, of which this many came before: twice as long each time, up to
-/// [`GROWTH_MAX`] times, and up to half as much again by chance.
+/// Returns the pause before a retry after this number of retries: doubling each time, up to [`GROWTH_MAX`]
+/// times the base, plus up to 50 % jitter.
 #[must_use]
 pub fn pause(rule: &RetryRule, number: u8, draw: u64) -> Duration {
     let factor = 1_u32.checked_shl(number.into()).unwrap_or(GROWTH_MAX).min(GROWTH_MAX);
@@ -121,35 +121,35 @@ pub fn pause(rule: &RetryRule, number: u8, draw: u64) -> Duration {
     whole.saturating_add(Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX)))
 }
 
-/// Whether doing it twice is as good as doing it once (RFC 9110, section 9.2.2).
+/// True if the method is idempotent (RFC 9110, section 9.2.2).
 #[must_use]
 pub fn is_idempotent(method: &str) -> bool {
     matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
 }
 
-/// One: a second failure says more about the service than about the endpoint, and every further
-/// attempt multiplies the load of a service that is already in trouble.
+/// One: a second failure is more likely caused by the service than by the endpoint, and each further attempt
+/// adds load to a service in trouble.
 pub const RETRIES_MAX: u8 = 1;
 
-/// The most retries of a request of which nothing was sent, where there are so many other endpoints: several may be lost at once,
-/// with their node, and none of them has work with an attempt to connect.
+/// Returns the maximum number of retries of an unsent request for this number of alternative endpoints: several
+/// may fail at once, with their node, and an attempt to connect costs them no work.
 #[must_use]
 pub fn unsent_max(others: usize) -> usize {
     others.clamp(RETRIES_MAX.into(), UNSENT_RETRIES_MAX)
 }
 
-/// Retries of a request of which nothing was sent: each waits for a connection for a second.
+/// The maximum number of retries of an unsent request: each waits up to a second for a connection.
 pub const UNSENT_RETRIES_MAX: usize = 4;
 
-/// The wait of a request after which no other endpoint is tried for one that accepts no connection. A sidecar waits for an
-/// application that starts for ten seconds, so that a request which has waited for one such application waits for no other.
+/// The elapsed time after which an unreachable application is not retried at another endpoint. A sidecar waits
+/// ten seconds for a starting application, so a request that waited for one does not wait for another.
 pub const UNREACHABLE_MAX: Duration = Duration::from_secs(9);
 
-/// The same where there is no other endpoint: the repetition is for an application that starts again at this moment, or a
-/// connection that was closed, which both fail at once.
+/// The same without an alternative endpoint: the retry is for an application that restarts at this moment, or
+/// for a closed connection, and both fail at once.
 pub const UNREACHABLE_MAX_ALONE: Duration = Duration::from_secs(1);
 
-/// How many times its first length a pause may reach.
+/// The maximum pause as a multiple of the base.
 pub const GROWTH_MAX: u32 = 10;
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
             (Reason::UpstreamReset, true, true, true),
             (Reason::UpstreamReset, false, true, false),
             (Reason::UpstreamReset, true, false, false),
-            // Refused before it was looked at: it need not be idempotent, only whole.
+            // Rejected before processing: it need not be idempotent, only complete.
             (Reason::UpstreamRefused, false, true, true),
             (Reason::UpstreamRefused, true, false, false),
             (Reason::WrongIdentity, true, true, false),
@@ -261,11 +261,11 @@ mod tests {
         for (reason, others, waited_ms, expected) in [
             (ConnectFailed, 0, 999, true),
             (ConnectFailed, 0, 1_000, false),
-            // Its sidecar was not reached: the time went into connections.
+            // The sidecar was not reached: the time was spent on connections.
             (ConnectTimeout, 0, 60_000, true),
             (ConnectFailed, 1, 8_999, true),
             (ConnectFailed, 1, 9_000, false),
-            // It was refused, after whatever time: another connection or endpoint takes it.
+            // Rejected, after any time: another connection or endpoint accepts it.
             (UpstreamRefused, 0, 60_000, true),
         ] {
             let waited = Duration::from_millis(waited_ms);

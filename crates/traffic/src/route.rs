@@ -1,4 +1,4 @@
-//! Routing: which rule of the attached routes decides a request, and which backend takes it.
+//! HTTP routing: rule precedence and backend selection for one service port.
 
 mod index;
 
@@ -21,34 +21,33 @@ use crate::request::RequestView;
 
 use self::index::Index;
 
-/// The routes of one service port, compiled.
+/// The compiled routes of one service port.
 ///
-/// Of all matches that a request fits, the first by this order decides (Gateway API,
-/// `HTTPRouteRule`): exact path; longest prefix; regular expression; any path (also the prefix
-/// `/`); then a match that names methods; most headers; most query parameters; and between
-/// equals the name of the route, the order of its rules and of their matches. The Gateway API
-/// leaves the place of regular expressions open; here a catch-all does not hide them.
+/// Of all matches for a request, the first in this order decides (Gateway API, `HTTPRouteRule`): exact path;
+/// longest prefix; regular expression; any path (also the prefix `/`); then a match with methods; most headers;
+/// most query parameters; and among equals the name of the route, the order of its rules and of their matches.
+/// The Gateway API leaves the position of regular expressions open; here a catch-all does not hide them.
 ///
-/// Exact paths and prefixes are looked up, and where many matches have the same one, or none, exact
-/// headers, query parameters and methods: what a request costs does not grow with their number. Only
-/// regular expressions that have nothing of these are tried one after the other.
+/// Exact paths and prefixes are indexed; if many matches share one, or have none, so are exact headers, query
+/// parameters and methods. The cost of a request does not grow with their number. Only regular expressions
+/// without such conditions are tried one by one.
 #[derive(Debug, Clone)]
 pub struct PortRoutes {
     attached: bool,
-    /// Neither rules nor attached routes.
+    /// True if there are neither rules nor attached routes.
     trivial: bool,
-    /// A rule says what pages of other origins may.
+    /// True if a rule has CORS.
     has_cors: bool,
     index: Index,
     rules: Box<[CompiledRule]>,
     retried: Option<Box<Retried>>,
 }
 
-/// A policy sends requests once more where no rule says it.
+/// A default retry policy.
 #[derive(Debug, Clone)]
 struct Retried {
     policy: ServiceRetry,
-    /// What is done for requests that no rule is about.
+    /// The actions for requests without a rule.
     direct: Arc<CompiledActions>,
 }
 
@@ -56,12 +55,12 @@ impl PortRoutes {
     /// Compiles the rules of a port.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used; it names the route.
+    /// [`BadPattern`] for the first invalid regular expression, with its route.
     pub fn compile(view: &PortView) -> Result<Self, BadPattern> {
         Self::of(&view.rules, view.routed)
     }
 
-    /// The same for a client whose requests a policy sends once more where no rule says it.
+    /// Adds a client's retry policy, for rules without retries of their own.
     #[must_use]
     pub fn under(mut self, policy: Option<&ServiceRetry>) -> Self {
         let Some(policy) = policy else { return self };
@@ -79,7 +78,7 @@ impl PortRoutes {
         self
     }
 
-    /// Compiles rules; `attached`: a request that none of them fits goes nowhere.
+    /// Compiles rules; `attached`: requests that match no rule are rejected.
     pub(crate) fn of(rules: &[RouteRule], attached: bool) -> Result<Self, BadPattern> {
         let mut matches = Vec::new();
         for (index, rule) in rules.iter().enumerate() {
@@ -99,7 +98,7 @@ impl PortRoutes {
         })
     }
 
-    /// Where a request goes; `draw` is a random number that chooses among weighted backends.
+    /// Selects the backend of a request; `draw`: a random number for the choice among weighted backends.
     #[must_use]
     pub fn choose(&self, request: &RequestView<'_>, draw: u64) -> RouteChoice<'_> {
         if self.trivial {
@@ -119,8 +118,7 @@ impl PortRoutes {
         }
     }
 
-    /// The rule for the request that a browser asks about, if it says what pages of other origins may:
-    /// the question is for whom the request would be.
+    /// Returns the rule for the request that a preflight announces, if it has CORS.
     #[inline(never)]
     fn asked_about(&self, request: &RequestView<'_>) -> Option<&CompiledRule> {
         let method = preflight_for(request)?;
@@ -129,89 +127,87 @@ impl PortRoutes {
         rule.actions.as_ref().is_some_and(|actions| actions.cors.is_some()).then_some(rule)
     }
 
-    /// Whether there are no rules, and no route is attached: every request goes to the service's
-    /// own endpoints.
+    /// True if there are no rules and no attached routes: every request goes to the service's own endpoints.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
         self.trivial
     }
 
-    /// What is done for a request that no rule is about; `None` when that is nothing.
+    /// Returns the actions for requests without a rule, if any.
     #[must_use]
     pub fn direct_actions(&self) -> Option<&Arc<CompiledActions>> {
         self.retried.as_ref().map(|retried| &retried.direct)
     }
 
-    /// The policy that sends requests once more where no rule says it.
+    /// Returns the default retry policy.
     #[must_use]
     pub fn retry_policy(&self) -> Option<&ServiceRetry> {
         self.retried.as_ref().map(|retried| &retried.policy)
     }
 
-    /// The rules, in the order of the port's view.
+    /// Returns the rules, in the order of the port's configuration.
     #[must_use]
     pub fn rules(&self) -> &[CompiledRule] {
         &self.rules
     }
 }
 
-/// Where a request goes.
+/// The routing result of a request.
 #[derive(Debug, Clone, Copy)]
 pub enum RouteChoice<'a> {
-    /// No route is attached, and no rule of a split is about it: to the service's own endpoints.
+    /// No route is attached, and no split rule matches: the service's own endpoints.
     Direct,
-    /// A rule decided. Its backend may still be unknown to the mesh; then the answer is
-    /// `invalid-backend` as well.
+    /// A rule matched. Its backend may still be unknown to the mesh; the response is then `invalid-backend` as
+    /// well.
     To {
         /// The rule.
         rule: &'a CompiledRule,
-        /// The backend that takes the request.
+        /// The selected backend.
         backend: &'a WeightedBackend,
-        /// The backend's place in [`CompiledRule::backends`].
+        /// The index of the backend in [`CompiledRule::backends`].
         index: usize,
     },
-    /// Routes are attached, and the request fits none of their matches.
+    /// Routes are attached, but none matches the request.
     NoRoute,
-    /// The rule that decided answers with a redirection.
+    /// The matching rule redirects.
     Redirect {
         /// The rule.
         rule: &'a CompiledRule,
     },
-    /// The rule that decided has no backends, or none with a weight, or no grant permits the one
-    /// whose turn it is.
+    /// The matching rule has no backends, or none with a weight, or no grant permits the selected one.
     InvalidBackend {
         /// The rule.
         rule: &'a CompiledRule,
     },
 }
 
-/// A rule, without its matches.
+/// A rule without its matches.
 #[derive(Debug, Clone)]
 pub struct CompiledRule {
-    /// Its place among the rules of the port's view.
+    /// The index of the rule in the port's configuration.
     pub index: usize,
-    /// The route that it came from.
+    /// The route of the rule.
     pub route: RouteName,
-    /// Its kind.
+    /// The kind of the route.
     pub kind: RouteKind,
-    /// How long the whole exchange may take; no limit when absent.
+    /// The timeout of the whole exchange; no limit when absent.
     pub request_timeout: Option<Duration>,
-    /// Where its requests go.
+    /// The backends.
     pub backends: Box<[WeightedBackend]>,
-    /// What it does beside; `None` when that is nothing.
+    /// The other actions of the rule, if any.
     pub actions: Option<Arc<CompiledActions>>,
-    /// The actions for each backend, where one has edits of its own; otherwise empty.
+    /// The actions for each backend, if one has edits of its own; otherwise empty.
     own: Box<[Option<Arc<CompiledActions>>]>,
-    /// What keeps the requests of one client at one endpoint, if it says so.
+    /// The session persistence of the rule, if any.
     pub persistence: Option<Arc<CompiledPersistence>>,
-    /// Its place among the rules of its route.
+    /// The index of the rule in its route.
     pub number: usize,
-    /// Where its decisions are counted.
+    /// The match counter.
     pub hits: HitSlot,
     weight_total: u64,
 }
 
-/// The rules, each with its place among those of its route.
+/// Compiles the rules, each with its index in its route.
 fn compiled(rules: &[RouteRule]) -> Box<[CompiledRule]> {
     let mut so_far: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
@@ -223,7 +219,7 @@ fn compiled(rules: &[RouteRule]) -> Box<[CompiledRule]> {
     rules.collect()
 }
 
-/// The actions for each backend, if one of them has edits of its own.
+/// Returns the actions for each backend, if one of them has edits of its own.
 fn own(
     rule: &RouteRule,
     actions: Option<&Arc<CompiledActions>>,
@@ -265,7 +261,7 @@ impl CompiledRule {
         }
     }
 
-    /// What is done beside choosing this backend; `None` when that is nothing.
+    /// Returns the actions for a request to this backend, if any.
     #[must_use]
     pub fn actions_at(&self, index: usize) -> Option<&Arc<CompiledActions>> {
         match self.own.get(index) {
@@ -274,19 +270,18 @@ impl CompiledRule {
         }
     }
 
-    /// The choice of the backend at this place; `None` when there is none.
+    /// Returns the choice of the backend at this index; `None` if there is none.
     pub(crate) fn at(&self, index: usize) -> Option<RouteChoice<'_>> {
         Some(RouteChoice::To { rule: self, backend: self.backends.get(index)?, index })
     }
 
-    /// The backend whose share of the weights the draw falls into.
+    /// Returns the backend that the draw selects by weight.
     fn backend(&self, draw: u64) -> Option<(usize, &WeightedBackend)> {
         by_weight(&self.backends, self.weight_total, draw)
     }
 }
 
-/// The backend, and its place, whose share of the weights the draw falls into; `total` is their
-/// sum.
+/// Returns the backend that the draw selects by weight, with its index; `total` is the sum of weights.
 pub(crate) fn by_weight(
     backends: &[WeightedBackend],
     total: u64,
@@ -308,7 +303,7 @@ struct CompiledMatch {
     rule: usize,
 }
 
-/// How specific a match is; the greatest decides.
+/// The specificity of a match; the greatest wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     path: PathRank,
@@ -325,28 +320,28 @@ enum PathRank {
     Exact,
 }
 
-/// Why one match decides before another that a request fits as well.
+/// The reason for which one match takes precedence over another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precedence {
-    /// Its path is more specific.
+    /// A more specific path.
     Path,
-    /// It names methods.
+    /// A method.
     Method,
-    /// It names more headers.
+    /// More headers.
     Headers,
-    /// It names more query parameters.
+    /// More query parameters.
     Query,
-    /// It is as specific, and comes first: of an older route, by name of route, rule or place.
+    /// Equal specificity: the older route, or the order of route names, rules or matches.
     Order,
 }
 
-/// Whether `first` is more specific than `second`, so that it decides what both fit.
+/// True if `first` is more specific than `second`, and takes precedence if both match.
 #[must_use]
 pub fn goes_before(first: &RequestMatch, second: &RequestMatch) -> bool {
     rank(first) > rank(second)
 }
 
-/// Why `first` decides before `second`, given that it does.
+/// Returns the reason for which `first` takes precedence over `second`, given that it does.
 #[must_use]
 pub fn precedence(first: &RequestMatch, second: &RequestMatch) -> Precedence {
     let (first, second) = (rank(first), rank(second));

@@ -1,4 +1,4 @@
-//! Paths, hosts and values that an application may read otherwise than they are written.
+//! Path, host and value normalization, for matching every form that an application might decode.
 
 mod folded;
 mod readings;
@@ -16,21 +16,21 @@ pub(crate) use folded::{
 use readings::{names_authority, other_readings};
 pub(crate) use values::{any_listed_value, any_value, bare_value};
 
-/// The readings of a path that rules which allow have to know.
+/// The kinds of paths that allow rules distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PathKind {
     Plain,
-    /// It has a `.` or `..` element, plain or in disguise: the application may understand
-    /// another path than the rule that allowed it, so rules about paths do not apply to it.
+    /// It has a `.` or `..` element, plain or encoded. The application may resolve it to another path than the
+    /// rule allowed, so rules about paths do not match.
     Climbing,
-    /// It is a network-path reference, in which an application may read a path without the first element. Rules that allow
-    /// paths apply where they fit each of these paths.
+    /// A network-path reference, in which an application may drop the first element. Allow rules must match
+    /// each of these paths.
     NetworkPath,
 }
 
 impl PathKind {
     pub(crate) fn of(path: &str) -> Self {
-        // The usual path has one slash at its beginning and nothing that could climb, and is not looked at twice.
+        // The usual path has one leading slash and no potential dot segments, and needs no second check.
         let is_usual = match path.as_bytes() {
             [b'/', b'/', ..] => false,
             [b'/', rest @ ..] => !rest.iter().any(|byte| IN_CLIMBS[usize::from(*byte)]),
@@ -42,7 +42,7 @@ impl PathKind {
         Self::of_unusual(path)
     }
 
-    /// Apart, so that the usual path needs no room for it.
+    /// Separate, so that the usual path needs no stack space for it.
     #[inline(never)]
     fn of_unusual(path: &str) -> Self {
         let mut before = b'/';
@@ -61,7 +61,7 @@ impl PathKind {
     }
 }
 
-/// True when a decoded path has an element that climbs.
+/// True if a decoded path has dot segments.
 fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
     let mut element = Element::default();
     for byte in decoded {
@@ -72,9 +72,9 @@ fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
     element.climbs()
 }
 
-/// The same as the most forgiving application reads the path: escapes decoded until none is left, characters in more bytes
-/// than they take, blanks and control characters around an element, streams of NTFS, a query or a fragment in escapes. A path
-/// of plain ASCII has one reading.
+/// Does the same for the most lenient application: fully decoded, with overlong encodings, blanks and control
+/// characters around an element, NTFS streams, and an encoded query or fragment. A plain ASCII path has one
+/// reading.
 fn climbs_deeper(path: &str) -> bool {
     let is_odd = |byte: u8| matches!(byte, b'%' | b':' | b'?' | b'#') || !byte.is_ascii_graphic();
     let read = |path: &str| {
@@ -87,13 +87,13 @@ fn climbs_deeper(path: &str) -> bool {
         && (read(path) || other_readings(path).is_none_or(|it| it.iter().any(|other| read(other))))
 }
 
-/// True when a rule that allows fits each path that an application may read in a network-path reference.
+/// True if an allow rule matches each path that an application may read in a network-path reference.
 #[inline(never)]
 pub(crate) fn fits_each_reading(matcher: &RequestMatcher, path: &str) -> bool {
     other_readings(path).is_some_and(|it| it.iter().all(|other| matcher.matches_path(other)))
 }
 
-/// True for a byte that is in all paths that could climb.
+/// True for the bytes that every path with dot segments contains.
 const IN_CLIMBS: [bool; 256] = {
     let mut are = [false; 256];
     are[b'.' as usize] = true;
@@ -102,33 +102,33 @@ const IN_CLIMBS: [bool; 256] = {
     are
 };
 
-/// A path as it was sent, and as applications may read it.
+/// A path as sent, with its normalized forms.
 pub(crate) struct Spelling {
     paths: Paths,
-    /// It has a dot: applications may read it without what follows.
+    /// True if it has a dot: applications may ignore the following text.
     is_dotted: bool,
-    /// Absent when the most forgiving application reads it as it was sent.
+    /// Absent if the normalized path equals the path as sent.
     odd: Option<Box<Odd>>,
 }
 
-/// The number of paths that an application may read in one.
+/// The paths that an application may read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Paths {
     One,
-    /// Others as well, which are listed.
+    /// Listed alternatives.
     Several,
-    /// Any at all.
+    /// Any path.
     Any,
 }
 
-/// The readings of a path that is not written plainly.
+/// The normalized forms of an unusual path.
 struct Odd {
     /// Absent for a path without escapes.
     decoded: Option<String>,
     folded: String,
-    /// Folded as well, where that differs.
+    /// Normalized with parameters, if that differs.
     with_parameters: Option<String>,
-    /// Other paths that applications may read in it, each with its own readings.
+    /// Alternative readings of the path, each with its normalized forms.
     others: Box<[(String, Spelling)]>,
 }
 
@@ -152,7 +152,7 @@ impl Spelling {
         spelling.bounded(path)
     }
 
-    /// The spelling of a path that is read in another one.
+    /// Normalizes an alternative reading of a path.
     fn of_reading(path: &str) -> Self {
         let mut spelling = Self { paths: Paths::One, is_dotted: false, odd: None };
         spelling.read(path);
@@ -188,7 +188,7 @@ impl Spelling {
         self.odd = Some(Box::new(Odd { decoded, folded, with_parameters, others }));
     }
 
-    /// Adds the other paths that an application may read.
+    /// Adds the alternative readings of the path.
     fn read_others(&mut self, path: &str) {
         let Some(odd) = self.odd.as_mut().filter(|_| self.paths == Paths::One) else { return };
         let Some(others) = other_readings(path) else {
@@ -207,42 +207,42 @@ impl Spelling {
         }
     }
 
-    /// True when it may be any path at all.
+    /// True if it may be any path.
     pub(crate) fn climbs(&self) -> bool {
         self.paths == Paths::Any
     }
 
-    /// True when applications may read another path than this one.
+    /// True if applications may read another path.
     #[inline]
     pub(crate) fn is_ambiguous(&self) -> bool {
         self.paths != Paths::One
     }
 
-    /// The other paths that applications may read, each with its spelling.
+    /// Returns the alternative readings, each with its normalized forms.
     pub(crate) fn others(&self) -> impl Iterator<Item = (&str, &Self)> {
         let others = self.odd.iter().flat_map(|odd| &odd.others);
         others.map(|(path, spelling)| (path.as_str(), spelling))
     }
 
-    /// True when the most forgiving application reads it otherwise than it is written.
+    /// True if the normalized path differs from the path as sent.
     pub(crate) fn is_odd(&self) -> bool {
         self.odd.is_some()
     }
 
-    /// The path as the most forgiving application reads it.
+    /// Returns the normalized path.
     #[inline]
     pub(crate) fn folded<'a>(&'a self, sent: &'a str) -> &'a str {
         self.odd.as_ref().map_or(sent, |odd| &odd.folded)
     }
 
-    /// The same with the parameters of its elements.
+    /// Returns the normalized path with element parameters.
     pub(crate) fn with_parameters<'a>(&'a self, sent: &'a str) -> &'a str {
         let kept = self.odd.as_ref().and_then(|odd| odd.with_parameters.as_deref());
         kept.unwrap_or_else(|| self.folded(sent))
     }
 
-    /// The folded path without what an application may take for the format of the answer, or for what a script is to
-    /// work on: each beginning that ends before a dot of the last element, or after an element with a dot.
+    /// Returns the normalized path without a response format or a script's path info: each prefix that ends
+    /// before a dot of the last element, or after an element with a dot.
     #[inline]
     pub(crate) fn stems<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
         let (folded, last) = match self.is_dotted {
@@ -252,7 +252,8 @@ impl Spelling {
         Stems { folded, at: 0, is_dotted: false, last }
     }
 
-    /// True when one of the other readings fits. Only regular expressions tell these from the folded path.
+    /// True if one of the other forms matches. Only regular expressions can distinguish these from the
+    /// normalized path.
     pub(crate) fn any_other(&self, sent: &str, fits: impl Fn(&str) -> bool) -> bool {
         let odd = self.odd.as_ref();
         let others = odd.into_iter().flat_map(|odd| {
@@ -268,12 +269,12 @@ fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The beginnings of a path that applications may take for all of it.
+/// Iterates over the prefixes that applications may read as the whole path.
 struct Stems<'a> {
     folded: &'a str,
     at: usize,
     is_dotted: bool,
-    /// The place of the last slash.
+    /// The position of the last slash.
     last: usize,
 }
 
@@ -300,8 +301,8 @@ impl<'a> Iterator for Stems<'a> {
     }
 }
 
-/// The hosts that an authority may be to an application: as it was sent, as most understand it, and without escapes, which
-/// parsers of URLs decode.
+/// Returns the hosts that applications may read in an authority: as sent, normalized, and percent-decoded as by
+/// URL parsers.
 pub(crate) fn hosts(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let sent = std::iter::once(Cow::Borrowed(authority));
     let decoded = authority.contains('%').then(|| lossy(&decoded_layers(authority).0));
@@ -309,7 +310,7 @@ pub(crate) fn hosts(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     sent.chain(std::iter::once_with(|| Cow::Owned(bare(authority)))).chain(decoded)
 }
 
-/// A host as most applications understand it.
+/// Returns a host as most applications read it.
 fn bare(authority: &str) -> String {
     let host = match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
@@ -318,8 +319,8 @@ fn bare(authority: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// One element of a path, read byte by byte. What follows a `;` are parameters, which some
-/// applications strip before they resolve `..`.
+/// One element of a path, read byte by byte. Text after a `;` is a parameter, which some applications remove
+/// before they resolve `..`.
 #[derive(Debug, Default)]
 struct Element {
     dots: usize,
@@ -328,7 +329,7 @@ struct Element {
 }
 
 impl Element {
-    /// Takes a byte; whether it ended an element that climbs.
+    /// Consumes a byte; true if it ends a dot segment.
     fn ends_with(&mut self, byte: u8) -> bool {
         match byte {
             b'/' | b'\\' => {
@@ -349,7 +350,7 @@ impl Element {
     }
 }
 
-/// A byte that the most forgiving application reads otherwise.
+/// A byte that normalization changes.
 const ODD: u8 = 1;
 /// A dot.
 const DOTTED: u8 = 2;
@@ -371,7 +372,7 @@ const IN_SPELLINGS: [u8; 256] = {
     found
 };
 
-/// True when a path has more beginnings, or longer ones, than rules are compared with.
+/// True if a path has more prefixes, or longer ones, than rules are compared with.
 fn has_many_stems(folded: &str) -> bool {
     if folded.len() <= STEMS_MAX {
         return false;
@@ -380,11 +381,11 @@ fn has_many_stems(folded: &str) -> bool {
     dots > STEMS_MAX || dots.saturating_mul(folded.len()) > STEM_BYTES_MAX
 }
 
-/// A path with more dots may be any: no rule is compared with so many beginnings of one path.
+/// The maximum number of prefixes that are compared with a rule; a path with more dots may be any path.
 const STEMS_MAX: usize = 64;
 
-/// A path may be any as well when its beginnings could have more bytes together: each regular expression of a rule
-/// reads all of them, and a path may be as long as the head of a request.
+/// The maximum total length of these prefixes; beyond it a path may be any path. Each regular expression reads
+/// all of them, and a path may be as long as the request head.
 const STEM_BYTES_MAX: usize = 16 * 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Stays: a request goes to the endpoint that its client keeps to.
+//! Session affinity of one request.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use crate::plan::{Plans, PortPlan};
 use crate::request::RequestView;
 use crate::route::{CompiledRule, RouteChoice};
 
-/// A request under persistence: whom it keeps to, and what its client is told.
+/// A request under session persistence: its endpoint, and the response field for its client.
 #[derive(Debug, Clone)]
 pub struct Stay {
     persistence: Arc<CompiledPersistence>,
-    /// The endpoint that it keeps to, and since when.
+    /// The endpoint of the session, and the start of the session.
     kept: Option<(Arc<Endpoint>, Duration)>,
     path: Box<str>,
 }
 
 impl Stay {
-    /// Where a request goes that shows a value, in place of the choice that was drawn, and what its
-    /// client is to be told; `None`, and the choice itself, where the rule knows no persistence.
+    /// Applies session persistence to a request: replaces `choice` if the request has a valid value, and
+    /// returns the session; `None` if the rule has no session persistence.
     ///
-    /// The backend that holds the endpoint is kept, whatever the weights say, 0 included (GEP-1619), as
-    /// long as `is_well` says so of the endpoint. `now`: since the beginning of 1970.
+    /// The backend with the session's endpoint is kept regardless of weights, including 0 (GEP-1619), while
+    /// `is_well` accepts the endpoint. `now`: since the Unix epoch.
     #[inline]
     pub fn of(
         choice: &mut RouteChoice<'_>,
@@ -60,23 +60,23 @@ impl Stay {
         Box::new(Self { persistence, kept, path })
     }
 
-    /// The endpoint that the request keeps to, if it is among those that may take it.
+    /// Returns the endpoint of the session, if it is among these.
     #[must_use]
     pub fn endpoint<'a>(&self, among: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
         let (kept, _) = self.kept.as_ref()?;
-        // Nearly always they are of one snapshot.
+        // Usually they are from the same snapshot.
         let same = among.iter().find(|endpoint| Arc::ptr_eq(endpoint, kept));
         same.or_else(|| among.iter().find(|endpoint| endpoint.id == kept.id))
     }
 
-    /// The endpoint that the request keeps to, whether it may take it or not.
+    /// Returns the endpoint of the session, regardless of its availability.
     #[must_use]
     pub fn kept(&self) -> Option<&EndpointId> {
         self.kept.as_ref().map(|(endpoint, _)| &endpoint.id)
     }
 
-    /// The field of the answer that tells a client who answered; none when it knows. `now`: since the
-    /// beginning of 1970. `is_safe`: the client came over TLS.
+    /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
+    /// it. `now`: since the Unix epoch. `is_safe`: the client connection uses TLS.
     #[must_use]
     pub fn field(
         &self,
@@ -90,7 +90,7 @@ impl Stay {
     }
 }
 
-/// The first backend of a rule with an endpoint that is looked for, and the endpoint.
+/// Returns the first backend of a rule with a matching endpoint, and the endpoint.
 fn endpoint_of<'a>(
     rule: &CompiledRule,
     (plans, is_well): (&'a Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),

@@ -1,4 +1,4 @@
-//! Tags: which instances of a service take a request, by the labels that they carry.
+//! Tag routing: selection of service instances by their labels.
 
 mod demands;
 mod lane;
@@ -27,56 +27,55 @@ pub use sets::Endpoints;
 pub use share::{Chance, Draw, Shares};
 pub use trace::TagOutcome;
 
-/// The tag rules of one port of a service, compiled for one caller, and the instances that each of
-/// their sets has now.
+/// The tag rules of one service port, compiled for one caller, with the current instances of each set.
 ///
-/// Sets are computed when rules or instances change. A request only finds its rule, draws where
-/// there is something to draw, and takes a list that is there.
+/// Sets are computed when rules or instances change. A request only finds its rule, draws if there are several
+/// shares, and uses an existing list.
 #[derive(Debug)]
 pub struct TagPlan {
     source: Arc<TagRules>,
     caller: Caller,
     compiled: Arc<Compiled>,
-    /// By the place of the set.
+    /// By set index.
     narrowed: Box<[Narrowed]>,
-    /// Where decisions are counted: of the rules, then of those by caller.
+    /// The match counters: of the rules, then of those by caller.
     hits: Arc<[HitSlot]>,
 }
 
-/// Who takes a request.
+/// The routing result of a request or connection.
 #[derive(Debug, Clone, Copy)]
 pub struct TagDecision<'a> {
-    /// The rule that decided, by its place among the rules; none fits when absent.
+    /// The index of the matching rule; absent if none matches.
     pub rule: Option<usize>,
-    /// The rule by caller that narrowed the instances down further, by its place.
+    /// The index of the caller rule that narrowed the instances further.
     pub by_caller: Option<usize>,
-    /// The instances; nobody when absent.
+    /// The selected instances, if any.
     pub endpoints: Option<&'a Endpoints>,
-    /// Who helps out while none of these is well, where a preference that yields chose them: the next
-    /// lists, and in the end all.
+    /// The fallbacks of a preference that yields, for when none of the selected instances is healthy: the next
+    /// lists, and finally all instances.
     pub others: Option<&'a Arc<[Endpoints]>>,
     set: SetId,
 }
 
-/// The instances of a set, after the rules by caller.
+/// The instances of a set after the caller rules.
 #[derive(Debug)]
 struct Narrowed {
-    /// Whether the set has instances.
+    /// True if the set has instances.
     inhabited: bool,
-    /// What is drawn, when there is more than one list.
+    /// The shares, if there is more than one list.
     shares: Option<Shares>,
-    /// The rule by caller that made the lists.
+    /// The caller rule of the lists.
     by_caller: Option<usize>,
     lists: Box<[Endpoints]>,
-    /// Who helps out, where the rule yields.
+    /// The fallbacks, if the rule yields.
     others: Option<Arc<[Endpoints]>>,
 }
 
 impl TagPlan {
-    /// Compiles the rules for a caller; what `old` has is taken over where nothing changed.
+    /// Compiles the rules for a caller; unchanged parts of `old` are reused.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used.
+    /// [`BadPattern`] for the first invalid regular expression.
     pub fn build(
         rules: &Arc<TagRules>,
         caller: &Caller,
@@ -101,7 +100,7 @@ impl TagPlan {
         Ok(Self { source: Arc::clone(rules), caller: caller.clone(), compiled, narrowed, hits })
     }
 
-    /// Who takes a request; `chance` is asked where there is something to draw.
+    /// Selects instances for a request; `chance` is used only if there are several shares.
     pub fn choose(&self, request: &RequestView<'_>, chance: &mut impl Chance) -> TagDecision<'_> {
         match self.compiled.rule(request) {
             Some(rule) => {
@@ -115,12 +114,12 @@ impl TagPlan {
         }
     }
 
-    /// Who takes a connection in which no request is seen: rules by request do not apply.
+    /// Selects instances for an opaque connection: rules by request do not apply.
     pub fn without_request(&self, chance: &mut impl Chance) -> TagDecision<'_> {
         self.decided(None, Some(EVERY), chance)
     }
 
-    /// The rules behind a decision: where each was written, and where its decisions are counted.
+    /// Returns the rules behind a decision, with their origins and match counters.
     pub fn hits(
         &self,
         decision: &TagDecision<'_>,
@@ -141,7 +140,7 @@ impl TagPlan {
         &self.source
     }
 
-    /// The set that a rule leads to; `None` when nothing is left.
+    /// Returns the set that a rule selects; `None` if no instance remains.
     fn by_rule(
         &self,
         rule: &Rule,
@@ -178,7 +177,7 @@ impl TagPlan {
         set: Option<SetId>,
         chance: &mut impl Chance,
     ) -> TagDecision<'_> {
-        // Without any instance at all it is not for want of tags.
+        // Without any instance, tags are not the cause.
         let nobody = !self.is_inhabited(EVERY);
         let found = set.or(nobody.then_some(EVERY)).and_then(|set| {
             let narrowed = self.narrowed.get(set)?;
@@ -228,8 +227,8 @@ impl Narrowed {
     }
 }
 
-/// Who helps out while nobody is well whom the first of these prefers: those whom the next ones
-/// prefer that are asked and yield as well, and in the end all; nobody when it does not yield.
+/// Returns the fallbacks for when no instance of the first preference is healthy: the instances of the
+/// following preferences that yield, and finally all instances; `None` if the first does not yield.
 fn others(preferences: &[Preference], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
     preferences.first().filter(|first| first.yields)?;
     let asked = |(before, next): (&Preference, &Preference)| before.goes_on && next.yields;
@@ -241,7 +240,7 @@ fn others(preferences: &[Preference], all: &Endpoints) -> Option<Arc<[Endpoints]
 }
 
 impl Preference {
-    /// Those of the instances that are preferred, or all of them.
+    /// Returns the preferred instances, or all of them.
     fn accepted(&self, set: &Set, all: &Endpoints) -> Endpoints {
         let preferred = set.among(all);
         let (count, total) = (preferred.len() as u64, all.len() as u64);

@@ -1,11 +1,11 @@
-//! Sharing out of connections in which no request is seen.
+//! Weighted routing of opaque connections.
 
 use leno_model::{TcpRule, WeightedBackend};
 
 use crate::route::by_weight;
 
-/// The backend that takes a connection; `draw` is a random number. `None` when no backend has a
-/// weight, or no grant permits the one whose turn it is.
+/// Returns the backend of a connection; `draw`: a random number. `None` if no backend has a weight, or no grant
+/// permits the selected one.
 #[must_use]
 pub fn tcp_backend(rule: &TcpRule, draw: u64) -> Option<&WeightedBackend> {
     let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();

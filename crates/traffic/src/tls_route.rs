@@ -1,15 +1,14 @@
-//! Routing of sessions that applications encrypt: by the server name that the client asks for.
+//! Routing of application TLS sessions by server name.
 
 use leno_model::{HostPattern, PortView, TlsRule, WeightedBackend};
 use rustc_hash::FxHashMap;
 
 use crate::route::by_weight;
 
-/// The TLS routes of one service port, compiled.
+/// The compiled TLS routes of one service port.
 ///
-/// Of all rules whose names fit, the one with the name itself decides, then the one with the
-/// longest name that it lies below; between equals that of the first route (Gateway API,
-/// `TLSRoute`).
+/// Of all rules with a matching name, an exact name wins, then the longest wildcard; among equals the first
+/// route (Gateway API, `TLSRoute`).
 #[derive(Debug, Clone)]
 pub struct TlsRoutes {
     rules: Box<[TlsRule]>,
@@ -17,8 +16,7 @@ pub struct TlsRoutes {
     below: Names,
 }
 
-/// Which rule is the first to have a name. Names are an operator's: no client can make them meet in
-/// one place.
+/// The first rule for each name. The names come from an operator, so clients cannot cause hash collisions.
 type Names = FxHashMap<Box<str>, usize>;
 
 impl TlsRoutes {
@@ -43,19 +41,19 @@ impl TlsRoutes {
         Self { rules: rules.into(), exact, below }
     }
 
-    /// Whether no route is attached: every session goes to the service's own endpoints.
+    /// True if no route is attached: every session goes to the service's own endpoints.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// The backends of all rules.
+    /// Returns the backends of all rules.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         self.rules.iter().flat_map(|rule| &rule.backends)
     }
 
-    /// Where a session goes whose client asks for this server, or names none; `draw` is a random
-    /// number that chooses among weighted backends.
+    /// Selects the backend of a session with this server name, if it has one; `draw`: a random number for the
+    /// choice among weighted backends.
     #[must_use]
     pub fn choose(&self, server_name: Option<&str>, draw: u64) -> TlsChoice<'_> {
         if self.is_trivial() {
@@ -71,7 +69,7 @@ impl TlsRoutes {
         }
     }
 
-    /// Names are compared without case (RFC 6066 §3); those that clients send end without a dot.
+    /// Names are compared without case (RFC 6066 §3); clients send them without a final dot.
     fn rule(&self, server_name: &str) -> Option<&TlsRule> {
         let name = server_name.to_ascii_lowercase();
         let mut index = self.exact.get(name.as_str());
@@ -84,21 +82,21 @@ impl TlsRoutes {
     }
 }
 
-/// Where a session goes.
+/// The routing result of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsChoice<'a> {
-    /// No route is attached: to the service's own endpoints.
+    /// No route is attached: the service's own endpoints.
     Direct,
-    /// A rule decided. Its backend may still be unknown to the mesh; then nothing is reached.
+    /// A rule matched. Its backend may still be unknown to the mesh; the session then fails.
     To {
         /// The rule.
         rule: &'a TlsRule,
-        /// The backend that takes the session.
+        /// The selected backend.
         backend: &'a WeightedBackend,
     },
-    /// Routes are attached, and none is for this server name.
+    /// Routes are attached, but none matches this server name.
     NoRoute,
-    /// The rule that decided has no backend with a weight, or none is there for this share.
+    /// The matching rule has no backend with a weight, or the selected one does not exist.
     InvalidBackend {
         /// The rule.
         rule: &'a TlsRule,

@@ -1,4 +1,4 @@
-//! A port's treatment, compiled: what its policies say, and what all threads count together.
+//! Compiled traffic policies of a port, with the counters that all threads share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,32 +13,32 @@ use crate::fault::FaultPlan;
 use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 
-/// The client-side policies of one way to a port: a direct call of its service, or a call of another
-/// service with a route to the port. Both ways share the counts of the port's own policies.
+/// The client-side policies of one path to a port: a direct call of its service, or a call of another service
+/// with a route to the port. Both paths share the counts of the port's own policies.
 #[derive(Debug, Default)]
 pub struct PortTreatment {
-    /// Outlier detection among the port's endpoints.
+    /// Outlier detection for the port's endpoints.
     pub removal: Option<Arc<Removal>>,
     /// The circuit breaker of the port itself.
     pub breaker: Option<Arc<PortBreaker>>,
-    /// The circuit breaker of the called service, where a route of it forwards to the port.
+    /// The circuit breaker of the called service, if one of its routes forwards to the port.
     pub called: Option<Arc<PortBreaker>>,
-    /// Delays and errors on purpose.
+    /// Fault injection.
     pub faults: Option<Arc<FaultPlan>>,
-    /// The choice of an endpoint; the default algorithm when absent.
+    /// Load balancing; the default algorithm when absent.
     pub balancing: Option<Arc<Balancing>>,
-    /// Second attempts.
+    /// Hedging.
     pub hedging: Option<Arc<Hedging>>,
 }
 
-/// A circuit breaker, and the requests below its limits in the whole sidecar.
+/// A circuit breaker, with the counts for its limits in the whole sidecar.
 #[derive(Debug)]
 pub struct PortBreaker {
     /// The policy and its rule.
     pub breaker: Breaker,
     /// The port of the service that the policy is attached to.
     pub subject: ServicePort,
-    /// The answer while the circuit is open, where the policy has one.
+    /// The response while the circuit is open, if the policy sets one.
     pub answer: Option<Arc<FixedAnswer>>,
     /// The requests, connections and retries that the limits count.
     pub under_way: UnderWay,
@@ -62,7 +62,7 @@ impl std::fmt::Display for ServicePort {
 }
 
 impl PortBreaker {
-    /// Nothing is under way yet.
+    /// Creates a breaker without requests in progress.
     fn new(breaker: Breaker, subject: ServicePort) -> Self {
         let answer = &breaker.rule.answer;
         let answer = (*answer != FixedAnswer::default()).then(|| Arc::new(answer.clone()));
@@ -72,10 +72,10 @@ impl PortBreaker {
 }
 
 impl PortTreatment {
-    /// The treatment of requests that call the port's service directly.
+    /// Compiles the policies of direct calls of the port's service.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used.
+    /// [`BadPattern`] for the first invalid regular expression.
     pub fn new(rule: Treatment, subject: &ServicePort) -> Result<Self, BadPattern> {
         let faults = rule.faults.as_ref().map(FaultPlan::compile).transpose()?;
         Ok(Self {
@@ -90,12 +90,12 @@ impl PortTreatment {
         })
     }
 
-    /// The treatment of requests that call a service (`called`) with a route that forwards them to a
-    /// port with policies of its own (`own`).
+    /// Combines the policies of a called service (`called`) with those of a port that its route forwards to
+    /// (`own`).
     ///
-    /// Faults and hedging belong to the called service, and the port's own apply where the called
-    /// service has none. Both circuit breakers hold. Outlier detection and load balancing belong to
-    /// the endpoints: those of the called service are defaults for a port without its own.
+    /// Faults and hedging of the called service take precedence over the port's own. Both circuit breakers
+    /// apply. Outlier detection and load balancing belong to the endpoints: those of the called service are
+    /// defaults for a port without its own.
     #[must_use]
     pub fn forwarded(called: &Self, own: Option<&Arc<Self>>) -> Arc<Self> {
         let none = Self::default();
@@ -123,7 +123,7 @@ impl PortTreatment {
             && same(self.hedging.as_ref(), other.hedging.as_ref())
     }
 
-    /// The policies that take part.
+    /// Returns the policies involved.
     pub fn policies(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let removal = self.removal.iter().map(|removal| &removal.policy);
         let breakers = self.breaker.iter().chain(&self.called).map(|it| &it.breaker.policy);
@@ -133,14 +133,14 @@ impl PortTreatment {
         removal.chain(breakers).chain(faults).chain(balancing).chain(hedging)
     }
 
-    /// The time for connecting to an endpoint, where a policy bounds it: the port's own first.
+    /// Returns the timeout for connecting to an endpoint, if a policy sets one: the port's own first.
     #[must_use]
     pub fn connect_timeout(&self) -> Option<Duration> {
         let mut breakers = self.breaker.iter().chain(&self.called);
         breakers.find_map(|it| it.breaker.rule.connect_timeout)
     }
 
-    /// Reports that something of it has to do with attempts: how they end, or where they go.
+    /// True if a policy depends on attempts: on their results, or on their endpoints.
     #[must_use]
     pub const fn is_watchful(&self) -> bool {
         let Self { removal, breaker, called, balancing, .. } = self;
@@ -148,7 +148,7 @@ impl PortTreatment {
     }
 }
 
-/// A copy with an identity of its own, since each port has its own counts.
+/// Returns a copy with separate counters, since each port has its own.
 fn copied<T: Clone>(shared: Option<&Arc<T>>) -> Option<Arc<T>> {
     shared.map(|shared| Arc::new(T::clone(shared)))
 }
@@ -161,7 +161,7 @@ fn same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
     }
 }
 
-/// What is under way at a port, each with its bound.
+/// The requests and connections in progress at a port, each with its limit.
 #[derive(Debug)]
 pub struct UnderWay {
     /// Opaque connections.
@@ -170,7 +170,7 @@ pub struct UnderWay {
     pub requests: Bounded,
     /// Requests that wait for a connection.
     pub pending: Bounded,
-    /// Requests that are being sent once more.
+    /// Retries in progress.
     pub retries: Bounded,
 }
 
@@ -186,26 +186,26 @@ impl UnderWay {
     }
 }
 
-/// A number that may not exceed a bound. Without a bound nothing is counted.
+/// A counter with a limit. Without a limit it does not count.
 #[derive(Debug)]
 pub struct Bounded {
     most: Option<u32>,
     now: AtomicU32,
 }
 
-/// Whether one more was let in.
+/// The result of entering a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// Without being counted: there is no bound.
+    /// Admitted without being counted: there is no limit.
     Free,
-    /// It was counted, and [`Bounded::leave`] is called for it once.
+    /// Admitted and counted; [`Bounded::leave`] must be called once.
     Counted,
-    /// There is no room.
+    /// The limit is reached.
     Full,
 }
 
 impl Bounded {
-    /// One more wants in.
+    /// Enters one more, if the limit permits it.
     pub fn enter(&self) -> Entry {
         let Some(most) = self.most else {
             return Entry::Free;
@@ -217,7 +217,7 @@ impl Bounded {
         }
     }
 
-    /// One that was counted has left.
+    /// Removes a counted one.
     pub fn leave(&self) {
         self.now.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,8 +1,8 @@
-//! How many instructions the stations of `wire` may execute: 3 % above what was measured fails.
+//! Instruction counts of `wire` operations; more than 3 % above the measured count fails.
 //!
-//! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C
-//! library counts differently: renew the numbers in a commit of their own. `./test instructions`
-//! prints what it counts; each goes, as it stands, into the `measured` of its station.
+//! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C library counts
+//! differently: update the numbers in a separate commit. `./test instructions` prints the counts; copy each
+//! into the `measured` of its benchmark.
 #![allow(
     clippy::allow_attributes_without_reason,
     missing_docs,
@@ -47,7 +47,7 @@ fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, Byt
     (head, out)
 }
 
-// As to a client, from a link.
+// As from a link to a client.
 #[library_benchmark(config = measured(625))]
 #[bench::of_a_service(parsed_response())]
 fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
@@ -55,7 +55,7 @@ fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, 
     (head, out)
 }
 
-// A request without a body crosses: one frame written, one read.
+// Transfers a request without a body: one frame written, one read.
 #[library_benchmark(config = measured(794))]
 #[bench::of_a_service(Ends::warm())]
 fn link_request(mut ends: Ends) -> Ends {
@@ -63,7 +63,7 @@ fn link_request(mut ends: Ends) -> Ends {
     ends
 }
 
-// A response with a body of 1 KiB crosses: two frames written, two read.
+// Transfers a response with a body of 1 KiB: two frames written, two read.
 #[library_benchmark(config = measured(1_577))]
 #[bench::of_a_service(Ends::asked())]
 fn link_response(mut ends: Ends) -> Ends {
@@ -85,7 +85,7 @@ library_benchmark_group!(
 
 gungraun::main!(library_benchmark_groups = stations);
 
-/// Fails above 103 % of this.
+/// Fails above 103 % of this count.
 fn measured(instructions: u64) -> LibraryBenchmarkConfig {
     let limit = instructions + instructions * 3 / 100;
     let mut config = LibraryBenchmarkConfig::default();
@@ -94,7 +94,7 @@ fn measured(instructions: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-/// A head that has its allocation, and room to write it to.
+/// A head with its allocation, and an output buffer with capacity.
 fn parsed_request() -> (RequestHead, BytesMut) {
     let mut head = RequestHead::default();
     head.parse(REQUEST).expect("the request is valid");
@@ -107,7 +107,7 @@ fn parsed_response() -> (ResponseHead, BytesMut) {
     (head, BytesMut::with_capacity(ROOM_BYTES))
 }
 
-/// Both ends of a link, and what either has received.
+/// Both ends of a link, each with its received bytes.
 struct Ends {
     opener: (Link, BytesMut),
     acceptor: (Link, BytesMut),
@@ -115,7 +115,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Everything that grows with the first streams has grown.
+    /// All buffers have grown to the size that the first streams need.
     fn warm() -> Self {
         let end = |role| (Link::new(role, Limits::default()), BytesMut::with_capacity(ROOM_BYTES));
         let mut ends = Self {
@@ -159,7 +159,7 @@ impl Ends {
     }
 }
 
-/// Takes what one end wrote to the other, as TLS would.
+/// Transfers the output of one end to the other, as TLS would.
 fn carry(from: &mut (Link, BytesMut), to: &mut (Link, BytesMut), events: &mut Vec<Event>) {
     let output = from.0.output();
     to.1.extend_from_slice(output);
@@ -171,7 +171,7 @@ fn carry(from: &mut (Link, BytesMut), to: &mut (Link, BytesMut), events: &mut Ve
 
 const ROOM_BYTES: usize = 16 * 1024;
 
-/// As one service calls another: from a client library, traced.
+/// A call between services: from a client library, with tracing.
 const REQUEST: &[u8] = b"GET /reviews/42?limit=10 HTTP/1.1\r\n\
     host: reviews.bookinfo:9080\r\n\
     user-agent: python-requests/2.32.3\r\n\
@@ -181,7 +181,7 @@ const REQUEST: &[u8] = b"GET /reviews/42?limit=10 HTTP/1.1\r\n\
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n\
     x-request-id: 5f2d7c1e-93a4-4c1b-8d1f-0c8f6b6d2a77\r\n\r\n";
 
-/// The answer to it.
+/// The response to it.
 const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\n\
     content-type: application/json\r\n\
     content-length: 1024\r\n\

@@ -1,8 +1,8 @@
-//! HTTP/1.1 heads and bodies: parsed in place, refused when in doubt, written back as splices.
+//! HTTP/1.1 heads and bodies: parsed in place, rejected if ambiguous, forwarded as splices.
 //!
-//! RFC 9110 and RFC 9112 are read strictly: what two readers could understand differently is
-//! [`Malformed`], never repaired, because a repaired message is a smuggled one. Heads are kept as
-//! [`Span`]s of the received bytes, so a reused head allocates nothing.
+//! RFC 9110 and RFC 9112 are applied strictly: a message that two readers could interpret differently is
+//! [`Malformed`], never repaired, because a repaired message is a smuggling vector. Heads are kept as [`Span`]s
+//! of the received bytes, so a reused head allocates nothing.
 
 mod block;
 mod body;
@@ -30,42 +30,42 @@ pub use span::Span;
 pub use target::{Target, origin_form, split_authority, target};
 pub use write::{Connection, Framing, RequestEdits, ResponseEdits, write_request, write_response};
 
-/// The versions of HTTP that share this syntax.
+/// The HTTP versions with this syntax.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Version {
-    /// HTTP/1.0: closes by default, knows no chunks.
+    /// HTTP/1.0: closes by default, has no chunks.
     Http10,
     /// HTTP/1.1: persists by default.
     #[default]
     Http11,
 }
 
-/// How the end of a body is found (RFC 9112 §6.3).
+/// The framing of a body (RFC 9112 §6.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BodyLength {
     /// There is no body.
     #[default]
     Empty,
-    /// `Content-Length` says so.
+    /// The value of `Content-Length`.
     Known(u64),
     /// `Transfer-Encoding: chunked`.
     Chunked,
-    /// Everything until the connection closes (responses only).
+    /// All bytes until the connection closes (responses only).
     UntilClose,
 }
 
-/// What a parse of a head came to.
+/// The result of parsing a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// The head is whole and takes this many bytes, its final empty line included.
+    /// The head is complete, with this length, including its final empty line.
     Complete(usize),
-    /// Nothing is wrong yet, but more bytes are needed.
+    /// Valid so far, but incomplete.
     Partial,
 }
 
-/// The most bytes of a request head, a response head or a trailer section: what an operator
-/// expects of a generous server, and what a slow stranger can make us hold.
+/// The maximum size of a request head, a response head or a trailer section: generous for applications, and a
+/// bound for the memory that a slow client can occupy.
 pub const HEAD_BYTES_MAX: usize = 64 * 1024;
 
-/// The most fields in one head or trailer section.
+/// The maximum number of fields in one head or trailer section.
 pub const FIELDS_MAX: usize = 256;

@@ -1,7 +1,6 @@
-//! Bytes to messages and back, with no IO and no clock.
+//! Parsers and serializers of HTTP/1.1 and the link protocol, without IO or clocks.
 //!
-//! Everything here reads what a stranger sent: nothing panics, nothing indexes, nothing grows
-//! beyond a named bound.
+//! All input is untrusted: no code here panics or indexes unchecked, and every allocation has a named bound.
 
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::string_slice)]
 

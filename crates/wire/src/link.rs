@@ -1,8 +1,8 @@
 //! The link between two sidecars: many requests and TCP streams over one connection, without IO.
 //!
-//! `docs/link.md` is the specification. A [`Link`] turns received bytes into [`Event`]s and calls
-//! into output bytes; whoever drives it moves both through TLS and a socket. Everything that one
-//! turn of an event loop produces gathers in [`Link::output`], to be sealed and written at once.
+//! `docs/link.md` is the specification. A [`Link`] turns received bytes into [`Event`]s and calls into output
+//! bytes; its driver moves both through TLS and a socket. The output of one iteration of an event loop is
+//! collected in [`Link::output`], to be encrypted and written at once.
 
 mod budget;
 mod codes;
@@ -23,48 +23,48 @@ pub use self::limits::*;
 use self::stream::Stream;
 pub use self::stream::{StreamId, StreamIdHasher};
 
-/// One end of a link: the state of its streams, and the bytes it wants written.
+/// One end of a link: the state of its streams, and its pending output.
 ///
-/// Memory: a few dozen bytes per open stream, plus the output. Sends are bounded by the peer's
-/// credit per stream only, so ask [`Link::is_congested`] before each one and wait while it says
-/// yes. Keep reading meanwhile: two ends that both stop reading wait for each other forever.
+/// Memory: a few dozen bytes per open stream, plus the output. Sends are bounded only by the peer's credit per
+/// stream, so check [`Link::is_congested`] before each one and wait while it is true. Keep reading meanwhile:
+/// two ends that both stop reading deadlock.
 #[derive(Debug)]
 pub struct Link {
     role: Role,
     ours: Limits,
-    /// The peer's limits: those of its HELLO, until then what every peer accepts.
+    /// The peer's limits: those of its HELLO, before that the minimum.
     theirs: Limits,
-    /// The peer's HELLO says that it reads reasons of rejections.
+    /// The peer's HELLO announces support for rejection reasons.
     peer_reads_reasons: bool,
     greeted: bool,
     streams: HashMap<StreamId, Stream, BuildHasherDefault<StreamIdHasher>>,
     /// The last stream that the opener opened, as far as this end knows.
     last: StreamId,
-    /// In the GOAWAY that this end sent: the last stream it serves.
+    /// The last stream in the GOAWAY that this end sent.
     said_last: Option<StreamId>,
-    /// In the GOAWAY that the peer sent: the last stream it serves.
+    /// The last stream in the GOAWAY that the peer sent.
     heard_last: Option<StreamId>,
     output: BytesMut,
     pong_owed: bool,
     ping_unanswered: bool,
-    /// Another ping was asked for before the answer to the last one.
+    /// Another ping was requested before the answer to the last one.
     ping_again: bool,
     budget: Budget,
-    /// Streams that the peer's HELLO gave new credit, to be told one event at a time.
+    /// Streams with new credit from the peer's HELLO, to be reported one event at a time.
     awakened: Vec<StreamId>,
     broken: Option<LinkError>,
 }
 
-/// Which end of the link this is.
+/// The role of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// The client's sidecar, which made the connection and opens the streams.
+    /// The client's sidecar, which creates the connection and opens the streams.
     Opener,
     /// The server's sidecar.
     Acceptor,
 }
 
-/// What a stream carries.
+/// The content of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StreamKind {
     /// One request and its response.
@@ -73,76 +73,76 @@ pub enum StreamKind {
     Tcp,
 }
 
-/// What the peer did, in the order in which it did it.
+/// An action of the peer; events preserve the order.
 ///
-/// The `Bytes` are slices of the input buffer and keep it alive: copy what is small and stays.
+/// The `Bytes` are slices of the input buffer and keep it alive: copy small values before storing them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The peer's HELLO arrived: its limits hold now, and more streams may fit than before.
+    /// The peer's HELLO arrived: its limits now apply, and more streams may fit than before.
     Ready,
-    /// The peer opened a stream. Only the acceptor sees this.
+    /// The peer opened a stream. Only for the acceptor.
     Opened {
         /// The new stream.
         stream: StreamId,
-        /// What it carries.
+        /// The content of the stream.
         kind: StreamKind,
-        /// The request head, or what the peer says about the TCP connection.
+        /// The request head, or the metadata of the TCP connection.
         head: Bytes,
-        /// Nothing follows from the peer.
+        /// The peer sends nothing more on this stream.
         end: bool,
     },
-    /// A response head. Only the opener sees this.
+    /// A response head. Only for the opener.
     Head {
-        /// The stream it belongs to.
+        /// The stream.
         stream: StreamId,
-        /// The response head, or what the peer says about the TCP connection.
+        /// The response head, or the metadata of the TCP connection.
         head: Bytes,
         /// A 1xx head: another one follows.
         interim: bool,
-        /// The peer itself rejected the request: no application wrote the head.
+        /// The peer itself rejected the request: the head is not from the application.
         rejected: bool,
-        /// Nothing follows from the peer.
+        /// The peer sends nothing more on this stream.
         end: bool,
     },
-    /// Bytes of a body or a TCP connection. Return them with [`Link::consumed`].
+    /// Bytes of a body or a TCP connection. Acknowledge them with [`Link::consumed`].
     Data {
-        /// The stream they belong to.
+        /// The stream.
         stream: StreamId,
         /// The bytes; empty only together with `end`.
         data: Bytes,
-        /// Nothing follows from the peer.
+        /// The peer sends nothing more on this stream.
         end: bool,
     },
-    /// The trailer section of a body. Nothing follows from the peer.
+    /// The trailer section of a body. The peer sends nothing more on this stream.
     Trailers {
-        /// The stream it belongs to.
+        /// The stream.
         stream: StreamId,
-        /// The section as HTTP/1.1 writes it.
+        /// The section in HTTP/1.1 format.
         trailers: Bytes,
     },
-    /// The peer cut the stream off. It is gone in both directions.
+    /// The peer reset the stream in both directions.
     Reset {
-        /// The stream that is no more.
+        /// The stream.
         stream: StreamId,
-        /// Why.
+        /// The reason code.
         code: ResetCode,
-        /// The label of the reason for which the peer rejected the stream; empty without one.
+        /// The label of the rejection reason; empty without one.
         reason: Bytes,
     },
-    /// A stream that had no credit, or less than it wanted, has some again.
+    /// A stream with insufficient credit has more.
     Credit {
-        /// The stream that may go on sending.
+        /// The stream that may continue to send.
         stream: StreamId,
     },
-    /// The peer takes no more streams, or opens no more. Open streams up to `last` go on.
+    /// The peer accepts, or opens, no more streams. Open streams up to `last` continue.
     ///
-    /// To the opener: its streams after `last` are gone from the link; they were never looked at
-    /// and are safe to try elsewhere. May come again with a lower `last`, and with a code that is
-    /// not [graceful](GoAwayCode::is_graceful) when the peer is about to close.
+    /// For the opener: its streams after `last` are removed from the link; they were never processed and are
+    /// safe to retry elsewhere. May be repeated with a lower `last`, and with a code that is not
+    /// [graceful](GoAwayCode::is_graceful) if the peer is about to close.
     GoAway {
-        /// The last stream that the peer serves.
+        /// The last stream that the peer processes.
         last: StreamId,
-        /// Why.
+        /// The reason code.
         code: GoAwayCode,
     },
     /// The peer answered [`Link::ping`].
@@ -150,7 +150,7 @@ pub enum Event {
 }
 
 impl Link {
-    /// A new end of a link. Its HELLO is already in the output.
+    /// Creates an end of a link, with its HELLO in the output.
     #[must_use]
     pub fn new(role: Role, limits: Limits) -> Self {
         let ours = limits.within_range();
@@ -176,7 +176,7 @@ impl Link {
         }
     }
 
-    /// What is to be written, whole frames in order: split off what you take.
+    /// Returns the pending output, whole frames in order: split off the written part.
     pub fn output(&mut self) -> &mut BytesMut {
         if std::mem::take(&mut self.pong_owed) {
             frame::write_empty(&mut self.output, frame::Kind::Pong);
@@ -184,9 +184,9 @@ impl Link {
         &mut self.output
     }
 
-    /// Asks for a [`Event::Pong`]: a sign of life, or the proof that all the peer sent before it
-    /// saw the ping has arrived. While an earlier one is unanswered this one waits for it, and one
-    /// event then answers both: the answer to the earlier proves nothing about what came after.
+    /// Requests an [`Event::Pong`]: a sign of life, or a proof that all earlier frames of the peer have arrived.
+    /// While an earlier ping is unanswered a new one is delayed, and one event answers both: the answer to the
+    /// earlier ping proves nothing about later frames.
     pub fn ping(&mut self) {
         if self.broken.is_some() {
             return;
@@ -199,8 +199,8 @@ impl Link {
         }
     }
 
-    /// Asks the peer to open no more streams, and still serves those that it opens before it
-    /// hears of this. Follow with [`Link::ping`]; at the [`Event::Pong`] say [`Link::go_away`].
+    /// Asks the peer to open no more streams, but still serves those it opens before it receives this. Call
+    /// [`Link::ping`] next, and [`Link::go_away`] at the [`Event::Pong`].
     pub fn drain(&mut self) {
         if self.role == Role::Acceptor {
             self.say_go_away(StreamId::ALL, GoAwayCode::Drain);
@@ -209,8 +209,8 @@ impl Link {
         }
     }
 
-    /// No new streams: the acceptor ignores those after the last it has seen, the opener opens
-    /// none. Open streams go on; close the connection when [`Link::is_idle`].
+    /// Stops new streams: the acceptor ignores those after the last one it has seen, the opener opens none.
+    /// Open streams continue; close the connection when [`Link::is_idle`].
     pub fn go_away(&mut self, code: GoAwayCode) {
         let last = match self.role {
             Role::Opener => StreamId::NONE,
@@ -219,25 +219,25 @@ impl Link {
         self.say_go_away(last, code);
     }
 
-    /// Gives the peer its allowances for frames without use back. Call it from a timer, about
-    /// every ten seconds: a link that carries little for days then forgives what was long ago.
+    /// Restores the peer's allowances for useless frames. Call it from a timer, about every ten seconds, so
+    /// that old offenses do not add up on a long-lived link.
     pub fn renew_allowances(&mut self) {
         self.budget.renew(self.role);
     }
 
-    /// Whether enough output waits that senders should pause until it is written.
+    /// True if senders should pause until output is written.
     #[must_use]
     pub fn is_congested(&self) -> bool {
         self.output.len() >= self.ours.output_max
     }
 
-    /// How many streams are open.
+    /// Returns the number of open streams.
     #[must_use]
     pub fn streams(&self) -> usize {
         self.streams.len()
     }
 
-    /// How many streams could be opened now.
+    /// Returns the number of streams that could be opened now.
     #[must_use]
     pub fn vacancies(&self) -> usize {
         if self.role == Role::Acceptor || self.is_going_away() {
@@ -247,25 +247,25 @@ impl Link {
         usize::try_from(max).unwrap_or(usize::MAX).saturating_sub(self.streams.len())
     }
 
-    /// Whether no stream is open and nothing waits to be written.
+    /// True if no stream is open and no output is pending.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.streams.is_empty() && self.output.is_empty() && !self.pong_owed
     }
 
-    /// Whether either side said that no more streams are to be opened, or the link failed.
+    /// True if either side stopped new streams, or the link failed.
     #[must_use]
     pub fn is_going_away(&self) -> bool {
         self.said_last.is_some() || self.heard_last.is_some() || self.broken.is_some()
     }
 
-    /// True when the peer reads the mark of requests of HTTP/2 clients.
+    /// True if the peer supports the mark of requests from HTTP/2 clients.
     #[must_use]
     pub fn peer_reads_http2_mark(&self) -> bool {
         self.theirs.reads_http2_mark
     }
 
-    /// How many bytes [`Link::send_data`] would accept now; none for a stream that is gone.
+    /// Returns the number of bytes that [`Link::send_data`] would accept now; zero for a closed stream.
     #[must_use]
     pub fn credit(&self, stream: StreamId) -> u32 {
         match self.streams.get(&stream) {
@@ -274,7 +274,7 @@ impl Link {
         }
     }
 
-    /// The limits in force on this side.
+    /// Returns the limits of this side.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.ours
@@ -288,7 +288,7 @@ impl Link {
         frame::write_go_away(&mut self.output, last.number(), code as u8);
     }
 
-    /// Tells the peer what it did wrong and takes part in nothing more.
+    /// Reports the error to the peer and stops all processing.
     fn fail(&mut self, error: LinkError) -> LinkError {
         let last = match self.role {
             Role::Opener => StreamId::NONE,
@@ -302,7 +302,7 @@ impl Link {
         error
     }
 
-    /// Forgets the stream if both of its directions have ended.
+    /// Removes the stream if both of its directions have ended.
     fn settle(&mut self, stream: StreamId) {
         if self.streams.get(&stream).is_some_and(Stream::is_finished) {
             self.streams.remove(&stream);
@@ -311,11 +311,11 @@ impl Link {
     }
 }
 
-/// The version of the protocol that this file speaks.
+/// The protocol version.
 pub const VERSION: u16 = 1;
-/// The ALPN protocol name under which it is spoken.
+/// The ALPN protocol name.
 pub const ALPN: &[u8] = b"leno/1";
-/// The last stream of a link: the number above it means "every stream" in GOAWAY.
+/// The last stream of a link: the next number means "every stream" in GOAWAY.
 pub const STREAM_LAST: u32 = u32::MAX - 1;
 
 #[cfg(test)]

@@ -1,27 +1,27 @@
-//! What protocol the first bytes of a connection speak, from as few of them as will do.
+//! Protocol detection from the first bytes of a connection.
 
 mod first_line;
 
 pub use first_line::{FirstLine, FirstLineReader};
 
-/// What the first bytes of a connection are.
+/// The detected protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sniffed {
-    /// Not yet decided: ask again with more bytes. Never with [`SNIFF_BYTES_MAX`] of them.
+    /// Undecided: call again with more bytes. Never returned for [`SNIFF_BYTES_MAX`] bytes.
     More,
-    /// A request line of HTTP/1; whether it is well formed is for its parser to say.
+    /// An HTTP/1 request line, perhaps malformed.
     Http1,
     /// The connection preface of HTTP/2 (RFC 9113 §3.4).
     Http2,
-    /// A ClientHello of TLS (RFC 8446 §4.1.2).
+    /// A TLS ClientHello (RFC 8446 §4.1.2).
     Tls,
     /// Anything else.
     Opaque,
 }
 
-/// Tells what protocol a client speaks that opens with `first_bytes`. Protocols in which the
-/// server speaks first stay at [`Sniffed::More`]: bound the wait. Empty lines before a request line do not count, as
-/// servers skip them (RFC 9112 §2.2); some take a bare CR or LF for one.
+/// Detects the protocol of a client from its first bytes. Server-first protocols stay at [`Sniffed::More`]:
+/// bound the wait. Empty lines before a request line are skipped, as servers do (RFC 9112 §2.2); some also skip
+/// a bare CR or LF.
 #[must_use]
 pub fn sniff(first_bytes: &[u8]) -> Sniffed {
     let first_bytes = first_bytes.get(..SNIFF_BYTES_MAX).unwrap_or(first_bytes);
@@ -38,16 +38,16 @@ pub fn sniff(first_bytes: &[u8]) -> Sniffed {
     }
 }
 
-/// How many bytes always suffice for a decision: a request whose method is not registered is
-/// only known by the version behind its target.
+/// The number of bytes that always suffice: a request with an unregistered method is recognized only by the
+/// version after its target.
 pub const SNIFF_BYTES_MAX: usize = 1024;
 
-/// A record of type handshake, version 3.x whatever x is, of a length that may be, that begins a ClientHello.
+/// Detects a handshake record of any version 3.x, of a valid length, that begins with a ClientHello.
 fn sniff_tls(bytes: &[u8]) -> Sniffed {
     let expected: [fn(u8) -> bool; 6] = [
         |kind| kind == TLS_HANDSHAKE,
         |major| major == 3,
-        // Receivers ignore it (RFC 8446 §5.1), and so do those of applications.
+        // Receivers ignore it (RFC 8446 §5.1), and so do TLS libraries of applications.
         |_| true,
         |length_high| length_high <= 0x40,
         |_| true,
@@ -62,8 +62,9 @@ fn sniff_tls(bytes: &[u8]) -> Sniffed {
     }
 }
 
-/// `METHOD SP` and a slash or a scheme for registered methods; otherwise a whole request line,
-/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait`: more bytes may come.
+/// Detects `METHOD SP` and a slash or a scheme for registered methods; otherwise requires a whole request line,
+/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait`: more bytes may
+/// come.
 fn sniff_http1(bytes: &[u8], may_wait: bool) -> Sniffed {
     let length = bytes.iter().take_while(|byte| is_method(**byte)).count();
     let (method, rest) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
@@ -98,7 +99,7 @@ const TLS_HANDSHAKE: u8 = 22;
 const TLS_CLIENT_HELLO: u8 = 1;
 const VERSION: &[u8] = b" HTTP/1.";
 
-/// Methods after which a slash or a scheme is proof enough.
+/// Methods after which a slash or a scheme is sufficient.
 const METHODS: [&[u8]; 8] =
     [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"];
 

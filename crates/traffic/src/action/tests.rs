@@ -1,4 +1,4 @@
-//! Paths that are replaced, redirections, and the lines that are spliced in.
+//! Tests of path rewrites, redirects, and spliced header lines.
 
 use leno_model::{Header, Name};
 
@@ -157,7 +157,7 @@ fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
         after.sort();
         after.iter().map(|(name, by)| format!("{name}={by}")).collect::<Vec<_>>().join(" ")
     };
-    // In two steps it is the same.
+    // Two steps have the same result.
     assert_eq!(after(&actions.request), "a=backend c=backend c=client c=rule d=backend e=client");
     assert_eq!(after(&actions.response), "a=rule b=rule c=backend c=client c=rule e=client");
     let alone = CompiledActions::for_backend(None, &both, &[]);

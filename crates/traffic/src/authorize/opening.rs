@@ -1,4 +1,4 @@
-//! Openings: what policies let in that is not of the mesh, or that no other rule names.
+//! Compiled ingress rules: access for clients outside the mesh.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,36 +16,36 @@ use crate::ranges::Ranges;
 use crate::request::RequestView;
 use crate::spelling::PathKind;
 
-/// Where a connection comes from, and how.
+/// The origin of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// The address of its client.
+    /// The address of the client.
     pub address: IpAddr,
-    /// What its session is carried in.
+    /// The transport of the session.
     pub carrier: Carrier,
 }
 
-/// What a session is carried in.
+/// The transport of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Carrier {
-    /// Nothing: clear text.
+    /// Plaintext.
     Clear,
     /// TLS.
     Tls {
-        /// The name that the client asked for, if for any.
+        /// The requested server name, if any.
         asked: Option<Box<str>>,
-        /// What the client is called, if it has shown the certificate of a guest.
+        /// The names in the certificate of an external principal; empty without one.
         guest: Arc<[Name]>,
     },
 }
 
-/// All openings of a workload, compiled.
+/// All ingress rules of a workload, compiled.
 #[derive(Debug, Default)]
 pub(super) struct Openings {
     all: Box<[CompiledOpening]>,
-    /// The requests that they let in, where these are many.
+    /// An index of the requests they allow, if there are many.
     many: Option<Many>,
-    /// Which are at a port, by where clients come from.
+    /// The rules of each port, by client address.
     ports: FxHashMap<u16, Ranges>,
 }
 
@@ -69,15 +69,15 @@ impl Openings {
         Ok(Self { all, many, ports })
     }
 
-    /// Those that let this client in at a port: looked up once for a connection.
+    /// Returns the rules that allow this client at a port; evaluated once per connection.
     pub(super) fn of(&self, peer: Option<&SpiffeId>, port: u16, origin: &Origin) -> Part {
         let fitting =
             self.open(port, origin.address).filter(|(_, it)| it.opens_to(peer, &origin.carrier));
         Part::of(self.many.as_ref(), fitting.map(|(index, _)| index).collect())
     }
 
-    /// What clients in clear text from this address may speak at a port where an application
-    /// speaks `spoken`; `None` where none are let in.
+    /// Returns the protocol that plaintext clients at this address may use at a port of an application with
+    /// protocol `spoken`; `None` if they are not allowed.
     pub(super) fn in_clear(
         &self,
         (port, spoken): (u16, Protocol),
@@ -93,7 +93,7 @@ impl Openings {
         })
     }
 
-    /// Whether clients from this address need no certificate at a port.
+    /// True if clients at this address need no certificate at a port.
     pub(super) fn skips_proof(&self, port: u16, address: IpAddr) -> bool {
         let skips = |it: &CompiledOpening| {
             matches!(it.opening.entry, Entry::Https { proof: Proof::Skipped, .. })
@@ -101,13 +101,13 @@ impl Openings {
         self.open(port, address).any(|(_, it)| skips(it))
     }
 
-    /// Whether a guest is named that may come to a port from this address.
+    /// True if a rule allows an external principal at a port from this address.
     pub(super) fn takes_guests(&self, port: u16, address: IpAddr) -> bool {
         let mut open = self.open(port, address).map(|(_, it)| &it.opening);
         open.any(|it| !it.guests.is_empty() && !it.entry.is_clear())
     }
 
-    /// The first of these that lets a request in.
+    /// Returns the first of these rules that allows a request.
     pub(super) fn for_request(
         &self,
         among: &Part,
@@ -121,7 +121,7 @@ impl Openings {
         }
     }
 
-    /// The same where these are many.
+    /// Does the same by the index.
     fn looked_up(
         &self,
         among: Option<&[usize]>,
@@ -132,13 +132,13 @@ impl Openings {
             let requests = self.all.get(index).map(|it| &it.requests);
             requests.is_some_and(|requests| match requests {
                 None => true,
-                // One that lets no request in has no match, but counts as if it had one.
+                // A rule that allows no requests has no matches, but is indexed as if it had one.
                 Some(requests) => requests.get(place).is_some_and(|it| fits(it, request, path)),
             })
         })
     }
 
-    /// The first of these that lets bytes in.
+    /// Returns the first of these rules that allows bytes.
     pub(super) fn for_bytes(&self, among: &Part) -> Option<usize> {
         let mut among = among.rules(self.many.as_ref());
         let takes = |it: &CompiledOpening| it.opening.entry == Entry::Tcp && it.requests.is_none();
@@ -149,7 +149,7 @@ impl Openings {
         self.all.get(index).map(|it| &it.ruling)
     }
 
-    /// Those at a port for clients from an address, in order.
+    /// Returns the rules of a port for a client address, in order.
     fn open(&self, port: u16, address: IpAddr) -> impl Iterator<Item = (usize, &CompiledOpening)> {
         let places = self.ports.get(&port).map(|ranges| ranges.of(address));
         let opening = |index| Some((index, self.all.get(index)?));
@@ -170,7 +170,7 @@ impl CompiledOpening {
         })
     }
 
-    /// Whether it lets a request in of those whom it lets in.
+    /// True if it allows this request, for a client it allows.
     #[inline]
     fn lets(&self, request: &RequestView<'_>, path: PathKind) -> bool {
         match &self.requests {
@@ -179,7 +179,7 @@ impl CompiledOpening {
         }
     }
 
-    /// Whether it lets this client in, that comes from where it is open to.
+    /// True if it allows this client, given a matching address.
     fn opens_to(&self, peer: Option<&SpiffeId>, carrier: &Carrier) -> bool {
         let opening = &self.opening;
         match (&opening.entry, carrier) {

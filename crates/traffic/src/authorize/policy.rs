@@ -1,4 +1,4 @@
-//! Rules of access policies: who is denied or allowed before anything else is asked.
+//! Compiled access policy rules: explicit denials and allowances, evaluated before all other rules.
 
 use std::collections::BTreeSet;
 
@@ -20,13 +20,13 @@ use crate::spelling::{PathKind, Spelling};
 #[derive(Debug)]
 pub(super) struct PolicyRules {
     rules: Box<[CompiledRule]>,
-    /// The peers that they name, where they are many.
+    /// An index of the peers in the rules, if there are many.
     peers: Option<Box<Lookup>>,
-    /// The requests that rules deny, where these are many.
+    /// An index of the requests that rules deny, if there are many.
     denying: Option<Many>,
-    /// The requests that rules allow, where these are many.
+    /// An index of the requests that rules allow, if there are many.
     allowing: Option<Many>,
-    /// The ports where no request can be hidden in bytes: rules about requests have no say there.
+    /// Ports on which opaque bytes cannot hide a request; rules about requests do not apply there.
     opaque: BTreeSet<u16>,
 }
 
@@ -34,35 +34,34 @@ pub(super) struct PolicyRules {
 struct CompiledRule {
     ruling: Ruling,
     rule: PolicyRule,
-    /// The requests of a rule that allows; empty for others.
+    /// The requests of an allow rule; empty for deny rules.
     allowed: Box<[RequestMatcher]>,
-    /// The requests of a rule that denies; empty for others.
+    /// The requests of a deny rule; empty for allow rules.
     denied: Box<[DenialMatcher]>,
 }
 
-/// The rules that concern one peer at one port: looked up once for a connection, so that requests
-/// compare no identities.
+/// The rules for one peer at one port: evaluated once per connection, so that requests compare no identities.
 #[derive(Debug, Clone)]
 pub(super) struct PeerRules {
-    /// The first that denies everything.
+    /// The first rule that denies everything.
     denied: Option<usize>,
-    /// Those that deny some requests.
+    /// The rules that deny some requests.
     deny: Part,
-    /// The first that allows everything.
+    /// The first rule that allows everything.
     allowed: Option<usize>,
-    /// Those that allow some requests.
+    /// The rules that allow some requests.
     allow: Part,
-    /// Whether requests may hide in opaque bytes.
+    /// Indicates that opaque bytes may contain requests.
     may_hide: bool,
 }
 
 impl PeerRules {
-    /// True when each request of the peer is denied.
+    /// True if every request of the peer is denied.
     pub(super) fn denies_all(&self) -> bool {
         self.denied.is_some()
     }
 
-    /// True when a rule allows all requests of the peer, or some.
+    /// True if a rule allows some or all requests of the peer.
     pub(super) fn may_allow(&self) -> bool {
         self.allowed.is_some() || !self.allow.is_empty()
     }
@@ -98,7 +97,7 @@ impl PolicyRules {
         }))
     }
 
-    /// What concerns this peer, who may have proved no identity, at this port.
+    /// Returns the rules for this peer, with or without an identity, at this port.
     pub(super) fn of_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
         let (mut denied, mut allowed) = (None, None);
         let (mut deny, mut allow) = (Vec::new(), Vec::new());
@@ -112,7 +111,7 @@ impl PolicyRules {
                 continue;
             }
             match (rule.action, rule.is_about_requests()) {
-                // These are the rules that need to see requests.
+                // These rules need the request.
                 (PolicyAction::Deny, true) => deny.push(index),
                 (PolicyAction::Allow, true) => allow.push(index),
                 (PolicyAction::Deny, false) => denied = denied.or(Some(index)),
@@ -128,7 +127,7 @@ impl PolicyRules {
         }
     }
 
-    /// What the rules say to a request; `None` when none of them fits.
+    /// Returns the decision for a request; `None` if no rule matches.
     pub(super) fn judge_request(
         &self,
         peer: &PeerRules,
@@ -155,8 +154,8 @@ impl PolicyRules {
         allowed.map(|index| Ok(By::Policy(index)))
     }
 
-    /// What the rules say to opaque bytes. Where HTTP may be spoken a rule that denies some
-    /// requests denies all bytes: nobody sees whether such a request is among them.
+    /// Returns the decision for opaque bytes. If the port may carry HTTP, a rule that denies some requests
+    /// denies all bytes, since a denied request may be among them.
     pub(super) fn judge_bytes(&self, peer: &PeerRules) -> Option<Judgement> {
         let hidden = || peer.deny.rules(self.denying.as_ref()).next().filter(|_| peer.may_hide);
         if let Some(index) = peer.denied.or_else(hidden) {
@@ -165,19 +164,19 @@ impl PolicyRules {
         peer.allowed.map(|index| Ok(By::Policy(index)))
     }
 
-    /// The answer to opaque bytes in which a request begins, which no rule can see: a rule that denies some requests denies
-    /// it.
+    /// Returns the decision for opaque bytes that begin with a request. The request is not parsed, so a rule
+    /// that denies some requests denies it.
     pub(super) fn judge_hidden_request(&self, peer: &PeerRules) -> Option<Judgement> {
         let hidden = || peer.deny.rules(self.denying.as_ref()).next();
         peer.denied.or_else(hidden).map(denied)
     }
 
-    /// The name of a rule.
+    /// Returns the name of a rule.
     pub(super) fn ruling(&self, index: usize) -> Option<&Ruling> {
         self.rules.get(index).map(|rule| &rule.ruling)
     }
 
-    /// The first rule of a part that fits a request.
+    /// Returns the first rule of a part that matches a request.
     fn first_in<M>(
         &self,
         (part, many): (&Part, Option<&Many>),
@@ -229,7 +228,7 @@ impl CompiledRule {
     }
 }
 
-/// Whether the token of a request says what is wanted.
+/// True if the request's token has one of these values for the claim.
 fn shows(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
     request.fields.claim(&claim.name).iter().any(|value| claim.values.contains(value))
 }

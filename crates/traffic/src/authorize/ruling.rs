@@ -1,4 +1,4 @@
-//! Rulings: what decided about a peer, in the words of operators.
+//! Authorization decisions, as reported to operators.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,37 +7,37 @@ use leno_model::{IngressName, PolicyName, Reason, ServicePolicyName};
 
 use crate::hits::HitSlot;
 
-/// The policy that decided, and the rule of it where rules have names.
+/// The policy that decided, and its rule, if rules have names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ruling {
-    /// Its name.
+    /// The name of the policy.
     pub policy: PolicyName,
-    /// The rule in it; those of a `TrafficTarget` have no names.
+    /// The rule in the policy; rules of a `TrafficTarget` have no names.
     pub rule: Option<Box<str>>,
     kind: &'static str,
     hits: Arc<HitSlot>,
 }
 
 impl Ruling {
-    /// Of a `TrafficTarget`.
+    /// Creates the decision of a `TrafficTarget`.
     pub(super) fn target(policy: PolicyName) -> Self {
         Self { policy, rule: None, kind: "TrafficTarget", hits: Arc::default() }
     }
 
-    /// Of an `AccessPolicy`.
+    /// Creates the decision of an `AccessPolicy`.
     pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
         let (rule, hits) = (Some(rule.into()), Arc::default());
         Self { policy, rule, kind: "AccessPolicy", hits }
     }
 
-    /// Of what opens a port to others than members.
+    /// Creates the decision of an ingress rule.
     pub(super) fn opening(policy: &IngressName) -> Self {
         let IngressName { kind, namespace, name } = policy;
         let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
         Self { policy, rule: None, kind: kind.as_str(), hits: Arc::default() }
     }
 
-    /// Of a policy of a service, counted in this place.
+    /// Creates the decision of a service policy's rule, counted in this slot.
     #[must_use]
     pub fn service_policy(policy: &ServicePolicyName, rule: &str, hits: &Arc<HitSlot>) -> Self {
         let ServicePolicyName { kind, namespace, name } = policy;
@@ -45,19 +45,19 @@ impl Ruling {
         Self { policy, rule: Some(rule.into()), kind: kind.as_str(), hits: Arc::clone(hits) }
     }
 
-    /// Of a policy of a service that is one rule, counted in this place.
+    /// Creates the decision of a service policy with a single rule, counted in this slot.
     #[must_use]
     pub fn whole_policy(policy: &ServicePolicyName, hits: &Arc<HitSlot>) -> Self {
         Self { rule: None, ..Self::service_policy(policy, "", hits) }
     }
 
-    /// Where its decisions are counted.
+    /// Returns the match counter.
     #[must_use]
     pub fn hits(&self) -> &HitSlot {
         &self.hits
     }
 
-    /// The kind of the policy, as manifests write it.
+    /// Returns the kind of the policy, as in manifests.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.kind
@@ -75,17 +75,17 @@ impl fmt::Display for Ruling {
     }
 }
 
-/// Why a peer was not let in.
+/// A deny decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// The reason, which also gives the status.
+    /// The reason, which determines the status code.
     pub reason: Reason,
-    /// The policy that denies it; or the one that allows it to others, if one does.
+    /// The policy that denies the request; otherwise a policy that allows it to other peers, if any.
     pub policy: Option<Ruling>,
 }
 
 impl Denial {
-    /// A denial that no policy stands behind.
+    /// Creates a denial without a policy.
     #[must_use]
     pub fn unnamed(reason: Reason) -> Self {
         Self { reason, policy: None }

@@ -1,4 +1,4 @@
-//! Tables of peers, policies and requests.
+//! Table tests of peers, policies and requests.
 
 use leno_model::{PathMatch, PolicyName, RequestMatch};
 use proptest::prelude::*;
@@ -35,8 +35,7 @@ fn strict(rules: Vec<AccessRule>) -> InboundAccess {
     InboundAccess::compile(&Access::Strict(rules), &domain()).unwrap()
 }
 
-/// `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may
-/// do what either may.
+/// `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may do either.
 fn stock() -> InboundAccess {
     strict(vec![
         rule("read", &["shop", "both"], &["/items.*", "/items"], &[]),
@@ -45,10 +44,10 @@ fn stock() -> InboundAccess {
     ])
 }
 
-/// The port of connections in tests that are not about ports.
+/// The connection port of tests that do not depend on ports.
 const PORT: u16 = 5432;
 
-/// What is said to opaque bytes of the same peer to this port.
+/// The decision for opaque bytes of the same peer to this port.
 fn tcp(access: &InboundAccess, permit: &ConnectionPermit, port: u16) -> Result<Permit, Denial> {
     access.tcp(&access.connection(permit.peer(), port)?)
 }
@@ -153,7 +152,7 @@ fn audit_lets_in_whom_strict_denies_and_says_why() {
     assert_eq!(told(&access, tcp(&access, &permit, 5432)), "not denied operate");
     let permit = access.connection(Some(&peer("ops")), PORT).unwrap();
     assert_eq!(told(&access, tcp(&access, &permit, 5432)), "operate");
-    // Who is no member is not let in: that is no matter of policies.
+    // Revoked accounts are rejected independently of policies.
     let access = InboundAccess { revoked: [peer("shop").account].into(), ..access };
     assert!(access.connection(None, PORT).is_err());
     assert_eq!(get(&access, &permit, "/items"), "not denied read");
@@ -204,7 +203,7 @@ fn a_permit_is_worth_no_more_than_the_rules_of_today() {
     let permit = before.connection(Some(&peer("shop")), PORT).unwrap();
     assert!(before.is_current(&permit));
 
-    // Other rules stand at the indices that the permit remembers.
+    // The indices in the permit now denote other rules.
     let after = strict(vec![
         rule("operate", &["ops"], &["/admin/.*"], &[5432]),
         rule("sell", &["shop"], &["/sell"], &[]),
@@ -295,7 +294,7 @@ fn sources_of_the_same_rules_share_what_is_looked_up() {
     assert!(!Arc::ptr_eq(&named("one"), &named("three")));
 }
 
-/// A rule for some of three accounts, about some requests.
+/// A rule for some of three accounts, and some requests.
 fn any_rule() -> impl Strategy<Value = (Vec<&'static str>, Vec<RequestMatch>)> {
     let path = prop_oneof![
         Just(PathMatch::Any),

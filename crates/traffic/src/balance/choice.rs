@@ -1,4 +1,4 @@
-//! A policy's choice: its algorithm, with what one data thread remembers for it.
+//! The load balancer of one policy, with its per-thread state.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -13,20 +13,20 @@ use super::{Candidates, pick};
 use crate::request::RequestView;
 use crate::tag::{cookie, header};
 
-/// A policy about load balancing, as one data thread carries it out.
+/// A load balancing policy with the state of one data thread.
 #[derive(Debug)]
 pub struct Balancer {
     rule: LoadBalancing,
     turn: Cell<usize>,
 }
 
-/// What a policy hashes of one request: a number, with all bits spread.
+/// The hash of a request's key; all bits are uniform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub u64);
 
 impl Key {
-    /// The key of a request, or of a connection in which none is seen; `None` when it lacks what is
-    /// hashed, and then the default decides.
+    /// Returns the key of a request, or of an opaque connection; `None` if the hashed value is absent: the
+    /// default algorithm then decides.
     #[must_use]
     pub fn of(
         key: &HashKey,
@@ -44,30 +44,30 @@ impl Key {
     }
 }
 
-/// Where candidates are found by a key.
+/// The set of candidates for a key.
 #[derive(Clone, Copy)]
 pub enum Keyed<'a> {
-    /// All endpoints of a port, with their places.
+    /// All endpoints of a port, with their hash table.
     Places(&'a Places),
-    /// Some of them, which have no places of their own.
+    /// A subset of endpoints, without a hash table.
     Few(&'a [Arc<Endpoint>]),
 }
 
 impl Balancer {
-    /// Begins with the first.
+    /// Creates a balancer that starts with the first endpoint.
     #[must_use]
     pub fn new(rule: LoadBalancing) -> Self {
         Self { rule, turn: Cell::new(0) }
     }
 
-    /// What it says.
+    /// Returns the rule.
     #[must_use]
     pub const fn rule(&self) -> &LoadBalancing {
         &self.rule
     }
 
-    /// Chooses a candidate. `keyed`: the key, and where it is looked up. `age`: for how long a
-    /// candidate has been there; `None` when it is not new.
+    /// Chooses a candidate. `keyed`: the key, and its candidates. `age`: the time since a candidate was added;
+    /// `None` for one outside slow start.
     pub fn choose<C: Candidates + ?Sized>(
         &self,
         candidates: &C,
@@ -111,7 +111,7 @@ impl Balancer {
     }
 }
 
-/// The least loaded of so many.
+/// Returns the least loaded of this many candidates.
 fn least<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
     match choices {
         0..=2 => pick(candidates, draw),
@@ -135,7 +135,7 @@ mod tests {
     use crate::balance::Load;
     use crate::hash::hash;
 
-    /// What each has under way.
+    /// The requests in progress of each candidate.
     struct Loads(Vec<u32>);
 
     impl Candidates for Loads {
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// The share of the last candidate, which is so many seconds old, in percent.
+    /// The share of the last candidate, added this many seconds ago, in percent.
     fn share_of_newcomer(choices: u8, loads: &[u32], seconds: u64) -> u32 {
         let warm_up = Some(WarmUp { time: Duration::from_secs(100), percent_min: 10 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices };

@@ -1,4 +1,4 @@
-//! Consistent hashing: which endpoint a key belongs to, on a ring or in a table.
+//! Consistent hashing: ring hash, Maglev and rendezvous hashing.
 
 use std::sync::Arc;
 
@@ -6,30 +6,30 @@ use leno_model::{BalanceAlgorithm, Endpoint, Weight};
 
 use crate::hash::hash;
 
-/// The places of endpoints, by which keys find them.
+/// The hash ring or table that maps keys to endpoints.
 #[derive(Debug)]
 pub enum Places {
-    /// Points of a circle, in order, each with the endpoint that it belongs to.
+    /// Points of a ring, in order, each with its endpoint.
     Ring {
         /// The points.
         points: Box<[(u64, u16)]>,
-        /// How many endpoints have some.
+        /// The number of endpoints with points.
         endpoints: usize,
     },
-    /// As many places as a prime number, each with the endpoint that it belongs to.
+    /// A Maglev table: a prime number of slots, each with its endpoint.
     Table {
-        /// The places.
+        /// The slots.
         places: Box<[u16]>,
-        /// How many endpoints have some.
+        /// The number of endpoints with slots.
         endpoints: usize,
     },
 }
 
 impl Places {
-    /// The places of these endpoints; `None` for an algorithm that hashes nothing.
+    /// Builds the table or ring of these endpoints; `None` for an algorithm without hashing.
     #[must_use]
     pub fn of(algorithm: &BalanceAlgorithm, endpoints: &[Arc<Endpoint>]) -> Option<Self> {
-        // The name says who it is, wherever it is: it comes back to its places after a restart.
+        // Endpoints are identified by name, not by address, so that they keep their slots across a restart.
         let names = endpoints.iter().map(|it| Named(it.id.workload.to_string(), it.weight));
         let names: Vec<Named> = names.take(ENDPOINTS_MAX).collect();
         match algorithm {
@@ -42,8 +42,8 @@ impl Places {
         }
     }
 
-    /// The endpoint that a key belongs to: the first of its places that `may` take it, in an order
-    /// that is the same for all who ask. `None` when none may, or none was found near.
+    /// Returns the endpoint for a key: the first in the key's sequence that `may` accepts. The sequence is the
+    /// same in every sidecar. `None` if none is accepted within the search limit.
     pub fn find(&self, key: u64, mut may: impl FnMut(usize) -> bool) -> Option<usize> {
         match self {
             Self::Ring { points, endpoints } => {
@@ -69,10 +69,10 @@ impl Places {
     }
 }
 
-/// Who is an endpoint, and how much it gets.
+/// The name of an endpoint, and its weight.
 struct Named(String, Option<Weight>);
 
-/// The first owner that may. Each is asked once, and when all of them said no, there is none.
+/// Returns the first owner that is accepted. Each is tried once; `None` after all were rejected.
 fn first(
     owners: impl Iterator<Item = u16>,
     endpoints: usize,
@@ -96,7 +96,7 @@ fn first(
     None
 }
 
-/// Who said no: a bit for each endpoint that may have places.
+/// The rejected endpoints: one bit for each endpoint that may have slots.
 struct Refused {
     bits: [u64; ENDPOINTS_MAX / 64],
     count: usize,
@@ -109,7 +109,7 @@ impl Default for Refused {
 }
 
 impl Refused {
-    /// False: it is there already, or is no endpoint.
+    /// Returns false if it is already present, or out of range.
     fn insert(&mut self, owner: usize) -> bool {
         let Some(bits) = self.bits.get_mut(owner / 64) else { return false };
         let before = *bits;
@@ -120,14 +120,14 @@ impl Refused {
     }
 }
 
-/// A number for a key, with all bits spread.
+/// Hashes a key; all bits of the result are uniform.
 #[must_use]
 pub fn key(value: &str) -> u64 {
     hash(KEY_SALT, value)
 }
 
-/// Of a subset of endpoints the one that a key belongs to: the one with the highest number for both
-/// (rendezvous hashing). Linear, for sets that have no places of their own.
+/// Returns the endpoint of a subset for a key: the one with the highest combined hash (rendezvous hashing).
+/// Linear; for sets without a hash table.
 pub fn rendezvous(
     key: u64,
     endpoints: &[Arc<Endpoint>],
@@ -140,9 +140,10 @@ pub fn rendezvous(
     numbered.into_iter().map(|(_, index)| index).find(|index| may(*index))
 }
 
-/// Each has as many points as its weight is of a unit, and one at least. The unit is [`Weight::DEFAULT`],
-/// doubled or halved until the average weight lies between it and its half: so there are no more points
-/// in all than without weights, and who comes or goes seldom changes how many the others have.
+/// Builds a ring. Each endpoint has points in proportion to its weight relative to a unit, and at least one.
+/// The unit is [`Weight::DEFAULT`], doubled or halved until the average weight is between half a unit and one
+/// unit: the total number of points never exceeds that of equal weights, and adding or removing an endpoint
+/// rarely changes the points of others.
 fn ring(names: &[Named]) -> Box<[(u64, u16)]> {
     let of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().number());
     let all = names.iter().map(|Named(_, weight)| of(*weight) * UNIT_PARTS).sum::<usize>();
@@ -163,8 +164,8 @@ fn ring(names: &[Named]) -> Box<[(u64, u16)]> {
     points.into()
 }
 
-/// Maglev's population (Eisenbud et al., NSDI 2016, §3.4): in turn, each takes the next place of its
-/// own permutation that is still free; its turn comes as often as its weight is of the greatest.
+/// Maglev's population (Eisenbud et al., NSDI 2016, §3.4): the endpoints take turns, each claiming the next
+/// free slot of its own permutation; the frequency of its turns is its weight relative to the greatest.
 fn table(names: &[Named], places: usize) -> Box<[u16]> {
     if names.is_empty() {
         return Box::default();
@@ -201,15 +202,15 @@ fn table(names: &[Named], places: usize) -> Box<[u16]> {
     }
 }
 
-/// Points of an endpoint of the weight of the unit: shares of equals differ by a tenth of theirs or so.
+/// Points of an endpoint with the unit weight: shares of equal endpoints differ by about a tenth.
 const RING_POINTS: usize = 128;
-/// The unit is counted in parts of a weight, for it may be less than one.
+/// The unit is a multiple of this fraction of a weight, since it may be less than one.
 const UNIT_PARTS: usize = 128;
-/// A prime: the shares of a hundred endpoints differ by a hundredth of theirs.
+/// A prime: the shares of a hundred endpoints differ by about 1 %.
 const TABLE_PLACES: usize = 16_381;
-/// The most endpoints with places; what is more gets no keys.
+/// The maximum number of endpoints with slots; endpoints beyond it receive no keys.
 const ENDPOINTS_MAX: usize = 4096;
-/// How far a key looks when its endpoint takes no requests; then another algorithm has to do.
+/// The maximum search length for a key with an unavailable endpoint; another algorithm decides beyond it.
 const STEPS_MAX: usize = 4096;
 const FREE: u16 = u16::MAX;
 const OFFSET_SALT: u64 = 0x6f66_6673_6574;
@@ -234,7 +235,7 @@ mod tests {
         [Places::ring(names), Places::table(names)]
     }
 
-    /// How many keys each endpoint gets.
+    /// The number of keys of each endpoint.
     fn counts(places: &Places, endpoints: usize) -> Vec<usize> {
         let mut counts = vec![0; endpoints];
         for key in keys() {
@@ -287,7 +288,7 @@ mod tests {
             let range = 50 * RING_POINTS / 2 - 50..=50 * RING_POINTS;
             assert!(range.contains(&points(&[weight; 50])), "{weight}");
         }
-        // Each has one at least.
+        // Each has at least one.
         assert_eq!(ring(&weighted(&[1, 1000])).iter().filter(|(_, owner)| *owner == 0).count(), 1);
     }
 
@@ -334,7 +335,7 @@ mod tests {
                     Some(index) => prop_assert!(may(index) && index < count),
                     None => prop_assert!((0..count).all(|index| !may(index))),
                 }
-                // Who refuses changes nothing for the keys of others.
+                // A rejected endpoint does not move the keys of others.
                 let usual = places.find(key(&user), |_| true);
                 if usual.is_some_and(may) {
                     prop_assert_eq!(first, usual);

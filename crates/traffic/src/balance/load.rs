@@ -1,28 +1,28 @@
-//! How loaded a candidate is: what it has under way, how long it takes, and how much it should get.
+//! Load of a candidate: requests in progress, response time and weight.
 
 use leno_model::Weight;
 
-/// The load of a candidate, to be compared with that of another.
+/// The load of a candidate, for comparison with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Requests under way, and those that have failed in a row.
+    /// Requests in progress plus consecutive failures.
     pub under_way: u32,
-    /// How long it takes to answer, as [`Latency::step`](super::Latency::step) tells.
+    /// The response time, from [`Latency::step`](super::Latency::step).
     pub step: Option<u8>,
-    /// How much it should get; absent where all get the same.
+    /// The weight; absent if all weights are equal.
     pub weight: Option<Weight>,
 }
 
 impl Load {
-    /// Of a candidate of which only is known what it has under way.
+    /// Creates the load of a candidate with only the number of requests in progress known.
     #[must_use]
     pub const fn of(under_way: u32) -> Self {
         Self { under_way, step: None, weight: None }
     }
 
-    /// Whether the next request is answered sooner here than there: where what is under way with it,
-    /// beside what should be, times how long it takes is less. A candidate of which is not known how
-    /// long it takes is taken to take as long as the other.
+    /// True if this candidate is expected to answer the next request sooner: the product of its requests in
+    /// progress, relative to its weight, and its response time is smaller. An unknown response time counts as
+    /// equal to the other's.
     #[must_use]
     pub fn is_less_than(self, other: Self) -> bool {
         let steps = self.step.zip(other.step);
@@ -37,14 +37,13 @@ impl Load {
         (self.weighted(own) << here) * others < (other.weighted(others) << there) * own
     }
 
-    /// With the one to come. At most 2^32.
+    /// Includes the next request. At most 2^32.
     fn requests(self) -> u64 {
         u64::from(self.under_way) + 1
     }
 
-    /// In requests of somebody of the usual weight, times the weight: what is under way counts by the
-    /// weight, the one to come is one. Whoever has nothing under way is as good as anybody like it,
-    /// for how often it is drawn says what it should get. Below 2^28.
+    /// Scales the requests in progress by the weight, in units of the default weight; the next request counts
+    /// as one. Idle candidates are thus equal, since the draw already follows the weights. Below 2^28.
     fn weighted(self, weight: u64) -> u64 {
         u64::from(self.under_way.min(UNDER_WAY_MAX)) * u64::from(Weight::DEFAULT) + weight
     }
@@ -54,7 +53,7 @@ impl Load {
     }
 }
 
-/// Beside weights what is more counts as this: with steps below 2^5 and weights below 2^10 nothing overflows.
+/// The maximum with weights: with steps below 2^5 and weights below 2^10 nothing overflows.
 const UNDER_WAY_MAX: u32 = (1 << 20) - 1;
 
 #[cfg(test)]
@@ -72,10 +71,10 @@ mod tests {
         for (one, other, is_less) in [
             ((1, None), (2, None), true),
             ((2, None), (2, None), false),
-            // Three at eight times the speed are done before one.
+            // Three requests at eight times the speed finish before one.
             ((2, Some(10)), (0, Some(13)), true),
             ((8, Some(10)), (0, Some(13)), false),
-            // Nobody knows how long the other takes.
+            // The response time of the other is unknown.
             ((2, Some(10)), (1, None), false),
             ((0, Some(20)), (1, None), true),
         ] {
@@ -90,7 +89,7 @@ mod tests {
             ((4, 400), (2, 100), true),
             ((8, 400), (2, 100), false),
             ((9, 400), (2, 100), false),
-            // Who does nothing is as good as another who does nothing.
+            // Idle candidates are equal.
             ((0, 1000), (0, 1), false),
             ((0, 1), (0, 1000), false),
         ] {

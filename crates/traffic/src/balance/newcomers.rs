@@ -1,4 +1,4 @@
-//! Who is new among the endpoints of a port, and for how long.
+//! Slow-start state of the endpoints of a port.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,19 +6,19 @@ use std::time::Duration;
 use leno_model::{Endpoint, EndpointId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The endpoints of a port, and those of them that came beside others.
+/// The endpoints of a port, with the time of addition of those in slow start.
 #[derive(Debug, Default)]
 pub struct Newcomers {
     endpoints: Option<Arc<[Arc<Endpoint>]>>,
-    /// When each came.
+    /// The time at which each was added.
     new: FxHashMap<EndpointId, Duration>,
-    /// When the last of them came.
+    /// The time of the last addition.
     youngest: Duration,
 }
 
 impl Newcomers {
-    /// These are the endpoints now. Whoever is there at the beginning, or comes where nobody was, is
-    /// not new; and nobody is after `grown` any more.
+    /// Updates the endpoints. Endpoints of a port that had none are not in slow start; later additions are,
+    /// until their age is `grown`.
     pub fn attend(&mut self, endpoints: &Arc<[Arc<Endpoint>]>, now: Duration, grown: Duration) {
         let young = |came: Duration| now.saturating_sub(came) < grown;
         if !self.new.is_empty() && !young(self.youngest) {
@@ -39,7 +39,7 @@ impl Newcomers {
         }
     }
 
-    /// For how long an endpoint has been there, if it is new.
+    /// Returns the age of an endpoint in slow start.
     #[must_use]
     pub fn age(&self, endpoint: &EndpointId, now: Duration) -> Option<Duration> {
         self.new.get(endpoint).map(|came| now.saturating_sub(*came))
@@ -86,7 +86,7 @@ mod tests {
         newcomers.attend(&three, at(6), at(10));
         assert_eq!(newcomers.age(&id("c"), at(7)), Some(at(3)));
         assert_eq!(newcomers.age(&id("a"), at(7)), None);
-        // Who left and comes back is new again.
+        // An endpoint that returns starts anew.
         newcomers.attend(&endpoints(&["b", "c"]), at(8), at(10));
         newcomers.attend(&three, at(9), at(10));
         assert_eq!(newcomers.age(&id("a"), at(9)), Some(at(0)));

@@ -1,4 +1,4 @@
-//! Choosing by a policy: one after the other, any, the least loaded of several; and who is new.
+//! Policy algorithms: round robin, random, least of several, and slow start.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use leno_model::{WarmUp, Weight};
 
 use super::{Candidates, Load, below, remix, weighted};
 
-/// Which candidate comes next. Those that are not usable are passed over, and do not make the next
-/// one's turn come twice as often as a random draw among the others would.
+/// Returns the next candidate in turn. Unusable candidates are skipped by a random draw among the others, so
+/// that their neighbors do not receive a double share.
 #[must_use]
 pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
     let count = candidates.len();
@@ -15,16 +15,16 @@ pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<us
     if weighted::applies(candidates) {
         return weighted::one(candidates, weighted::turn(turn));
     }
-    // Nearly always the one whose turn it is.
+    // The common case: the candidate in turn is usable.
     if candidates.usable(from) {
         return Some(from);
     }
-    // A number of its own: the turn is known to fall on one that is not usable, and so never takes
-    // some of the values that it would need to be fair among the others.
+    // A new number: the turn is known to select an unusable candidate, so its values are not uniform over the
+    // others.
     nth_fitting(candidates, usize::try_from(remix(turn as u64) >> 33).unwrap_or(0))
 }
 
-/// Any of the usable candidates.
+/// Returns a random usable candidate.
 #[must_use]
 pub fn any<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let count = candidates.len();
@@ -38,7 +38,7 @@ pub fn any<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     nth_fitting(candidates, usize::try_from(remix(draw) >> 33).unwrap_or(0))
 }
 
-/// The one with the least load of `choices` that are drawn, usable ones if there are any.
+/// Returns the least loaded of `choices` random candidates, usable ones if there are any.
 #[must_use]
 pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
     let mut draw = draw;
@@ -54,7 +54,7 @@ pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) 
     best.map(|(_, index)| index)
 }
 
-/// A usable candidate, or one that is eligible when none is usable, by its number among them.
+/// Returns a usable candidate by its number among the usable ones, or an eligible one if none is usable.
 fn nth_fitting<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<usize> {
     let nth = |fits: &dyn Fn(usize) -> bool| {
         let fitting = || (0..candidates.len()).filter(|index| fits(*index));
@@ -64,7 +64,7 @@ fn nth_fitting<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<
     nth(&|index| candidates.usable(index)).or_else(|| nth(&|index| candidates.eligible(index)))
 }
 
-/// The share of its requests that a candidate of this age gets, in 65536ths.
+/// Returns the share of requests for a candidate of this age, in 65536ths.
 #[must_use]
 pub fn warmth(rule: WarmUp, age: Duration) -> u32 {
     if age >= rule.time {
@@ -75,8 +75,8 @@ pub fn warmth(rule: WarmUp, age: Duration) -> u32 {
     u32::try_from(grown).unwrap_or(WHOLE).max(least)
 }
 
-/// Chooses until the candidate is warm enough for what is drawn, a few times at most: so each gets
-/// what its warmth is of the warmth of all.
+/// Repeats the choice until a draw falls below the candidate's slow-start share, a limited number of times;
+/// each candidate thus receives requests in proportion to its share.
 pub fn warmed(
     mut choose: impl FnMut(u64) -> Option<usize>,
     warmth: impl Fn(usize) -> u32,
@@ -99,13 +99,13 @@ pub fn warmed(
     Some(chosen)
 }
 
-/// Candidates of which each takes part in a choice only as often as it is warm. Who compares loads
-/// chooses among these: a newcomer, which has the least of all, would win every comparison that it
-/// is let into, however often it were turned down afterwards.
+/// Candidates that take part in a choice with the probability of their slow-start share. Algorithms that
+/// compare loads use this: a new endpoint is the least loaded, and would win every comparison no matter how
+/// often it is rejected afterwards.
 pub(super) struct Thinned<'a, C: ?Sized, W> {
     pub(super) candidates: &'a C,
     pub(super) warmth: W,
-    /// Decides for all of them, for one choice.
+    /// The random number of one choice, for all candidates.
     pub(super) draw: u64,
 }
 
@@ -129,14 +129,14 @@ impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for Thinned<'_, C, 
         is_warm && self.candidates.usable(index)
     }
 
-    /// Where none takes part another choice is better than the last resort.
+    /// If no candidate takes part, a new draw is better than the last resort.
     fn eligible(&self, _: usize) -> bool {
         false
     }
 }
 
-/// The first choice among candidates [`Thinned`] anew each time; where all are cold and none comes,
-/// among all of them.
+/// Repeats the choice among [`Thinned`] candidates until one is returned; after the last attempt, chooses among
+/// all.
 pub(super) fn thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
     (candidates, warmth): (&'a C, W),
     draw: u64,
@@ -154,7 +154,7 @@ pub(super) fn thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
 }
 
 const WHOLE: u32 = 1 << 16;
-/// Where all are cold, one of them it must be.
+/// The maximum number of draws if all candidates are in slow start.
 const CHANGES_MAX: usize = 16;
 
 #[cfg(test)]
@@ -210,7 +210,7 @@ mod tests {
             assert_eq!(counts[1], 0);
             assert!([0, 2, 3].iter().all(|i| counts[*i] * 4 > TURNS), "{counts:?}");
         }
-        // Two that are not neighbours, of an even number.
+        // Two candidates that are not neighbors, of an even number.
         let table = Table(vec![(0, true), (0, false), (0, true), (0, false)]);
         let counts = counts(4, |turn| in_turn(&table, turn));
         assert!(near(counts[0], 0.5) && near(counts[2], 0.5), "{counts:?}");

@@ -1,10 +1,10 @@
-//! Drawing candidates by their weights, where these differ.
+//! Weighted random choice of candidates.
 
 use super::{Candidates, below, remix};
 
-/// Draws two candidates by weight and takes the one with less load.
+/// Draws two candidates by weight and returns the one with less load.
 ///
-/// Linear in the candidates: only services whose endpoints differ in weight pay for that.
+/// Linear in the number of candidates; used only if weights differ.
 pub(super) fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let first = one(candidates, draw)?;
     let second = one(candidates, remix(draw))?;
@@ -14,7 +14,7 @@ pub(super) fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<
     }
 }
 
-/// Draws a usable candidate by weight, or one that is eligible when none is usable.
+/// Draws a usable candidate by weight, or an eligible one if none is usable.
 pub(super) fn one<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let drawn = among(candidates, |_| true, draw)?;
     if candidates.usable(drawn) {
@@ -25,8 +25,8 @@ pub(super) fn one<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<u
         .or_else(|| among(candidates, |index| candidates.eligible(index), draw))
 }
 
-/// The number to draw by in this turn: one after the other they are spread evenly, so that whoever
-/// gets more does not get it in a row.
+/// Returns the draw for this turn: consecutive values are spread evenly, so that heavier candidates are not
+/// chosen several times in a row.
 pub(super) fn turn(turn: usize) -> u64 {
     (turn as u64).wrapping_mul(GOLDEN)
 }
@@ -48,7 +48,7 @@ fn among<C: Candidates + ?Sized>(
     })
 }
 
-/// Whether weights differ among the candidates: then all of them have one.
+/// True if weights differ; all candidates then have one.
 pub(super) fn applies<C: Candidates + ?Sized>(candidates: &C) -> bool {
     candidates.weight(0).is_some()
 }
@@ -65,7 +65,7 @@ mod tests {
     use crate::balance::Load;
     use crate::balance::policy::{any, in_turn};
 
-    /// The weight, what is under way, and whether it may be chosen.
+    /// Weight, requests in progress, and true if it may be chosen.
     struct Table(Vec<(u16, u32, bool)>);
 
     impl Candidates for Table {
@@ -136,7 +136,7 @@ mod tests {
     fn turns_of_the_heaviest_are_not_all_in_a_row() {
         let table = Table(vec![(100, 0, true), (400, 0, true)]);
         let order: Vec<usize> = (0..100).filter_map(|turn| in_turn(&table, turn)).collect();
-        // Every third, fifth or eighth.
+        // Every third, fifth or eighth turn.
         assert!(order.windows(8).all(|eight| eight.contains(&0)), "{order:?}");
     }
 

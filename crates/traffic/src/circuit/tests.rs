@@ -1,4 +1,4 @@
-//! Circuits, by example and against a list of everything that happened.
+//! Tests of circuits, by example and against a full history.
 
 use leno_model::{FailureClasses, Slow};
 use proptest::prelude::*;
@@ -122,7 +122,7 @@ fn what_left_the_window_does_not_count() {
 }
 
 proptest! {
-    /// Against a list of everything that happened.
+    /// Compared with the full history.
     #[test]
     fn is_what_a_list_of_all_requests_says(
         asked in prop::collection::vec((0..700_u64, any::<bool>(), any::<bool>()), 1..200),

@@ -1,4 +1,4 @@
-//! Ways from a called service to the ports that its routes forward to, as snapshots follow each other.
+//! Tests of forwarded policies across successive snapshots.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ fn plans(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
     Plans::build(snapshot, before).unwrap()
 }
 
-/// The policies of a request that calls one service and is forwarded to another, by their names.
+/// The names of the policies for a request to one service that is forwarded to another.
 fn applied(plans: &Plans, to: &str) -> String {
     let called = &plans.service(&service("api")).unwrap().ports[&80];
     let behind = &plans.service(&service(to)).unwrap().ports[&80];

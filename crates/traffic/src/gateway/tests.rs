@@ -1,4 +1,4 @@
-//! Which listener and which rule, by host, path and session.
+//! Tests of listener and rule selection by host, path and session.
 
 use leno_model::{
     PathMatch, Redirect, RequestMatch, RouteKind, RuleActions, Scheme, ServiceName, WeightedBackend,

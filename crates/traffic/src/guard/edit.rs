@@ -1,4 +1,4 @@
-//! Changes of headers that somebody else wants, as edits of a head.
+//! Header changes requested by check services, as edits of a head.
 
 use leno_model::{Header, HeaderEdits};
 
@@ -12,33 +12,33 @@ pub struct HeaderChange {
     pub name: String,
     /// Its new value.
     pub value: String,
-    /// What becomes of what is there.
+    /// The action for an existing header.
     pub how: How,
 }
 
-/// What becomes of a header that is there already.
+/// The action for an existing header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum How {
     /// It is replaced.
     Replace,
-    /// It stays, beside the new value.
+    /// It stays, and the new value is added.
     Append,
-    /// It stays; only one that is not there is added.
+    /// It stays; the new value is added only if the header is absent.
     IfAbsent,
-    /// It is replaced; one that is not there is not added.
+    /// It is replaced; an absent header is not added.
     IfPresent,
 }
 
-/// A change that is not made: a name that is none or not to be touched, or a value that is none.
+/// A rejected change: an invalid or protected name, or an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the header {0:?} cannot be changed so")]
 pub struct Improper(pub String);
 
-/// The edits of a request that has these fields. Names of `remove` that concern one connection, and
-/// `host`, are left as they are.
+/// Returns the edits of a request with these fields. Connection-specific names in `remove`, and `host`, are
+/// ignored.
 ///
 /// # Errors
-/// [`Improper`] for the first change that would break the message.
+/// [`Improper`] for the first change that would corrupt the message.
 pub fn request_edits(
     changes: &[HeaderChange],
     remove: &[String],
@@ -62,10 +62,10 @@ pub fn request_edits(
     Ok(edits)
 }
 
-/// The edits of an answer, whose fields nobody knows yet.
+/// Returns the edits of a response before its fields are known.
 ///
 /// # Errors
-/// [`Improper`] for a change that would break the message, or that hangs on what is there.
+/// [`Improper`] for a change that would corrupt the message, or that depends on existing fields.
 pub fn edits_of(changes: &[HeaderChange]) -> Result<HeaderEdits, Improper> {
     let mut edits = HeaderEdits::default();
     for change in changes {
@@ -95,14 +95,14 @@ fn put(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), Improper> {
 }
 
 impl FieldEdits {
-    /// Edits that somebody wants, compiled.
+    /// Compiles requested edits.
     #[must_use]
     pub fn wanted(edits: &HeaderEdits) -> Self {
         Self::compile(edits)
     }
 }
 
-/// How much of a name is told.
+/// The maximum length of a name in an error.
 const NAME_CHARACTERS_MAX: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Who is asked about which request, and what a rate limit service is told.
+//! Tests of check selection by request, and of rate limit descriptors.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

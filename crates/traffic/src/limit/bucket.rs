@@ -1,4 +1,4 @@
-//! Token buckets: one that threads share, and one for each of many keys.
+//! Token buckets: a shared one, and a bounded set of buckets by key.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -9,14 +9,14 @@ use rustc_hash::FxHashMap;
 
 /// A rate as buckets count it, in nanoseconds.
 ///
-/// A bucket is one number: when it would be full again (the generic cell rate algorithm). Each
-/// token taken puts that off by the time in which a token comes back, and there is none left when
-/// it is further away than a whole bucket.
+/// A bucket is one number: the time at which it is full again (generic cell rate algorithm). Each token taken
+/// delays that time by the refill time of one token; the bucket is empty when the delay exceeds the refill time
+/// of the whole bucket.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
-    /// In which time one token comes back.
+    /// The refill time of one token.
     token: u64,
-    /// In which time an empty bucket is full again.
+    /// The refill time of an empty bucket.
     whole: u64,
 }
 
@@ -27,7 +27,8 @@ impl Pace {
         Self { token, whole: token.saturating_mul(u64::from(rate.size.max(1))) }
     }
 
-    /// When the bucket is full again after one more token; or how long until there is one.
+    /// Returns the time at which the bucket is full after one more token; or the time until a token is
+    /// available.
     fn after(self, full_at: u64, now: u64) -> Result<u64, Duration> {
         let next = full_at.max(now).saturating_add(self.token);
         match (next - now).checked_sub(self.whole) {
@@ -41,14 +42,14 @@ impl Pace {
     }
 }
 
-/// A bucket that threads share.
+/// A bucket shared by threads.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     full_at: AtomicU64,
 }
 
 impl Bucket {
-    /// Takes a token, or says how long until there is one.
+    /// Takes a token, or returns the time until one is available.
     pub(super) fn take(&self, pace: Pace, now: u64) -> Result<(), Duration> {
         let mut wait = Duration::ZERO;
         let taken = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
@@ -63,7 +64,7 @@ impl Bucket {
         taken.map(|_| ()).map_err(|_| wait)
     }
 
-    /// A token was taken for nothing.
+    /// Returns an unused token.
     pub(super) fn give_back(&self, pace: Pace) {
         let less = |full_at| Some(pace.given_back(full_at));
         let given = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -71,7 +72,7 @@ impl Bucket {
     }
 }
 
-/// A bucket for each key: those used last are remembered, and never more than twice as many.
+/// A bucket for each key. The most recently used ones are kept, at most twice the configured number.
 #[derive(Debug)]
 pub(super) struct Buckets {
     generations: Mutex<Generations>,
@@ -90,16 +91,16 @@ impl Buckets {
         Self { generations: Mutex::default(), remembered }
     }
 
-    /// Takes a token of a key's bucket, or says how long until there is one.
+    /// Takes a token from a key's bucket, or returns the time until one is available.
     pub(super) fn take(&self, key: u128, pace: Pace, now: u64) -> Result<(), Duration> {
-        // Held for a look-up: nothing in there waits or fails.
+        // Held for one map lookup, without waits or panics.
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         let full_at = generations.bucket(key, self.remembered);
         *full_at = pace.after(*full_at, now)?;
         Ok(())
     }
 
-    /// A token was taken for nothing.
+    /// Returns an unused token.
     pub(super) fn give_back(&self, key: u128, pace: Pace) {
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(full_at) = generations.young.get_mut(&key) {
@@ -109,13 +110,13 @@ impl Buckets {
 }
 
 impl Generations {
-    /// The bucket of a key, young from now on. When there are as many young ones as are to be
-    /// remembered, they grow old together, and those that were old before are forgotten.
+    /// Returns the bucket of a key and moves it to the young generation. A full young generation becomes the
+    /// old one, and the previous old one is dropped.
     fn bucket(&mut self, key: u128, remembered: usize) -> &mut u64 {
         if !self.young.contains_key(&key) {
             let known = self.old.remove(&key);
             if self.young.len() >= remembered {
-                // With the room of the forgotten: nothing is allocated in the middle of a request.
+                // Reuses the capacity of the dropped generation: no allocation during a request.
                 std::mem::swap(&mut self.old, &mut self.young);
                 self.young.clear();
             }
@@ -159,7 +160,7 @@ mod tests {
     fn over_any_time_no_more_comes_through_than_the_rate_and_a_bucket() {
         for (count, seconds, size) in [(1, 1, 1), (3, 60, 13), (1_000_000, 1, 10), (6, 3600, 1)] {
             let (bucket, pace) = (Bucket::default(), pace(count, seconds, size));
-            // Four steps are a token: nothing is lost between them.
+            // Four steps are one token: no fraction is lost.
             let step = seconds * SECOND / u64::from(count) / 4;
             let mut taken = 0_u64;
             for turn in 0..3_000 {
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(buckets.take(0, pace, SECOND), Ok(()));
         for key in 1..10_000 {
             assert_eq!(buckets.take(key, pace, SECOND), Ok(()), "{key}");
-            // Used all the time, it is never forgotten.
+            // A bucket in constant use is never dropped.
             assert!(buckets.take(0, pace, SECOND).is_err(), "{key}");
             let generations = buckets.generations.lock().unwrap();
             assert!(generations.young.len() + generations.old.len() <= 20);

@@ -1,4 +1,4 @@
-//! How many requests may be under way at once, and how that number follows what the application can take.
+//! Concurrency limit of requests, fixed or adapted to the application's latency.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,35 +8,35 @@ use leno_model::{AdaptiveConcurrency, Concurrency};
 
 use super::nanoseconds;
 
-/// A number of places for requests. Threads share it.
+/// A number of concurrency permits. Shared by threads.
 #[derive(Debug)]
 pub(super) struct Places {
-    /// How many requests have a place, until their answers are whole.
+    /// The number of requests with a permit; held until the end of the response.
     taken: AtomicU32,
     requests: u32,
     adaptive: Option<Adaptive>,
 }
 
-/// How many of them may wait for their answers to begin, which is what shows how busy the application is.
-/// Who has not sent all of a request does not wait yet, and who reads a stream or a WebSocket does not any more.
+/// The limit of requests that wait for the start of their response, which measures the load of the application.
+/// Requests that are still being sent, streams and WebSockets do not wait.
 #[derive(Debug)]
 struct Adaptive {
     waiting: AtomicU32,
     most: AtomicU32,
-    /// Until when three quarters of the places are closed, in nanoseconds.
+    /// The end of the current probe, in which three quarters of the permits are withheld; in nanoseconds.
     quartered_until: AtomicU64,
     least: u32,
     tuning: Mutex<Tuning>,
 }
 
-/// What is heard of a request that has a place.
+/// The result of a request with a permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// Its answer has begun, and is one that takes what answers take.
+    /// A successful response started; its latency is representative.
     Answer,
-    /// Its answer is an error. That may be far faster than an answer, and is slow only where answers are.
+    /// An error response. Errors may be much faster than successful responses, and are slow only if those are.
     Error,
-    /// There was none: its client gave up, or the application did.
+    /// No response: the client or the application gave up.
     GivenUp,
 }
 
@@ -46,7 +46,7 @@ impl Places {
         Self { taken: AtomicU32::new(0), requests: rule.requests, adaptive }
     }
 
-    /// Takes a place, if there is one. `waits`: all of the request is there.
+    /// Acquires a permit, if available. `waits`: the request is complete.
     pub(super) fn take(&self, waits: bool, now: Duration) -> bool {
         if !take_of(&self.taken, self.requests) {
             return false;
@@ -61,7 +61,7 @@ impl Places {
         has_room
     }
 
-    /// A place that was taken is free again. `waits`: its answer has not begun.
+    /// Releases a permit. `waits`: the response has not started.
     pub(super) fn leave(&self, waits: bool) {
         self.taken.fetch_sub(1, Ordering::Relaxed);
         if waits {
@@ -69,21 +69,21 @@ impl Places {
         }
     }
 
-    /// All of a request is there that took a place before: it waits from now on.
+    /// Records that a request with a permit is complete: it waits from now on.
     pub(super) fn waits(&self) {
         if let Some(adaptive) = &self.adaptive {
             adaptive.waiting.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// One less waits.
+    /// Records that one request no longer waits.
     pub(super) fn is_heard(&self) {
         if let Some(adaptive) = &self.adaptive {
             adaptive.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// One that waits since `sent` is heard of, before [`Self::is_heard`].
+    /// Records the result of a request that waited since `sent`; called before [`Self::is_heard`].
     pub(super) fn learn(&self, sent: Duration, (heard, now): (Heard, Duration)) {
         let Some(adaptive) = &self.adaptive else { return };
         let waiting = adaptive.waiting.load(Ordering::Relaxed);
@@ -121,32 +121,33 @@ impl Adaptive {
     }
 }
 
-/// Looks for the most requests that the application answers nearly as fast as when it has little to do.
+/// Searches for the highest concurrency at which the application responds almost as fast as when it is idle.
 ///
-/// How long answers take is averaged over windows, and the lowest average of the last minute is the
-/// pace of an application without a queue. While answers take much longer than that there is a queue
-/// in it, and fewer are let in; while they do not, and the places are used, a few more. Now and then
-/// three quarters of the places are closed for a moment, or the queue would become the pace. Where it has
-/// let in a quarter, and answers became hardly faster, there was no queue: that is the pace from now on.
+/// Latency is averaged over windows, and the lowest average of the last minute is the baseline: the latency of
+/// an application without a queue. While latency is much higher the application has a queue, and the limit is
+/// lowered; while it is not, and the limit is reached, it is raised slightly. At intervals three quarters of
+/// the permits are withheld for a moment (a probe); otherwise the latency of a queue would become the baseline.
+/// If the limit was reduced to a quarter and latency hardly improved, there was no queue: the current latency
+/// becomes the baseline.
 ///
-/// Answers differ, and so do averages of a few of them. The lowest of many averages is far below what an
-/// answer takes, so what cannot be told apart by its standard error counts as the same.
+/// Latencies vary, and so do averages of a few samples. The lowest of many averages is far below the typical
+/// latency, so differences within the standard error are ignored.
 #[derive(Debug)]
 struct Tuning {
     rule: AdaptiveConcurrency,
     ceiling: u32,
-    /// How many may wait, as it is reckoned.
+    /// The current limit of waiting requests.
     most: f64,
     window: Window,
-    /// The average of the last window in which all places were open, in seconds.
+    /// The average of the last window outside probes, in seconds.
     average: f64,
-    /// The lowest averages of the last stretches of time; this one is the first.
+    /// The lowest averages of the last intervals; the first is the current one.
     lowest: [f64; STRETCHES],
     stretch: Stretch,
     quartered: Option<Quartered>,
-    /// How many could wait, and the average then, when it began to let in fewer.
+    /// The limit and the average at the start of the current reduction.
     shrinks_from: Option<(f64, f64)>,
-    /// It has let in fewer at least once: there is something to be found, and not far away.
+    /// The limit was reduced at least once: its optimum exists, and is near.
     has_shrunk: bool,
 }
 
@@ -154,28 +155,28 @@ struct Tuning {
 struct Window {
     began: Duration,
     seconds: f64,
-    /// The sum of their squares.
+    /// The sum of the squared latencies.
     squares: f64,
     answers: u32,
-    /// How many of them were given up.
+    /// The number of abandoned requests among them.
     given_up: u32,
-    /// The most requests that waited.
+    /// The maximum number of waiting requests.
     peak: u32,
 }
 
 #[derive(Debug)]
 struct Stretch {
-    /// With the first answer.
+    /// The time of the first response.
     began: Option<Duration>,
     lasts: Duration,
-    /// All places were taken in it.
+    /// All permits were in use.
     was_full: bool,
 }
 
-/// Three quarters of the places are closed.
+/// A probe: three quarters of the permits are withheld.
 #[derive(Debug, Clone, Copy)]
 struct Quartered {
-    /// What was sent before may have waited in a queue.
+    /// Requests sent before this time may have waited in a queue.
     believed_from: Duration,
     until: Duration,
 }
@@ -195,14 +196,14 @@ impl Window {
         self.answers += 1;
     }
 
-    /// By how much the average may be wrong: its standard error.
+    /// Returns the standard error of the average.
     fn doubt(&self) -> f64 {
         let (answers, average) = (f64::from(self.answers), self.average());
         let variance = (self.squares / answers - average * average).max(0.0);
         (variance / answers).sqrt()
     }
 
-    /// Whether half of them were given up: what they would have taken nobody knows.
+    /// True if at least half of the requests were abandoned: their latency is unknown.
     fn is_given_up(&self) -> bool {
         self.given_up * 2 >= self.answers
     }
@@ -224,8 +225,8 @@ impl Tuning {
         }
     }
 
-    /// One that waited since `sent`, with `waiting - 1` others, is heard of. Until when three quarters of
-    /// the places are closed, when something has changed.
+    /// Records the result of a request that waited since `sent`, with `waiting - 1` others. Returns the end of
+    /// the probe, if it changed.
     fn sample(
         &mut self,
         (sent, heard): (Duration, Heard),
@@ -253,7 +254,7 @@ impl Tuning {
         let slowest = self.average.max(self.window.average()).max(took);
         let longest = seconds(slowest * 2.0 * f64::from(ANSWERS_MIN)).max(STRETCH);
         if now.saturating_sub(self.window.began) > longest {
-            // Too little came to tell anything.
+            // There are too few samples for a conclusion.
             self.window = Window::at(now);
         }
         self.window.hear(took);
@@ -266,7 +267,8 @@ impl Tuning {
         })
     }
 
-    /// What is let in now shows in answers only when they come: a window is twice as long as they take.
+    /// True if the window is over. A new limit shows in responses only after one latency, so a window lasts at
+    /// least two.
     fn is_over(&self, now: Duration) -> bool {
         if self.quartered.is_some() {
             return self.window.answers >= FEW;
@@ -297,7 +299,7 @@ impl Tuning {
         }
     }
 
-    /// Begins a stretch, after so many of the length of the last one.
+    /// Starts an interval, after this many lengths of the last one.
     fn next_stretch(&mut self, passed: f64, now: Duration) {
         for _ in (0..STRETCHES).take_while(|stretch| passed >= *stretch as f64 + 1.0) {
             self.lowest.rotate_right(1);
@@ -346,12 +348,12 @@ impl Tuning {
         }
     }
 
-    /// Whether answers take as long as before, though far fewer wait: a queue would be shorter now.
+    /// True if latency is unchanged although far fewer requests wait: a queue would be shorter now.
     fn shrinks_in_vain(&mut self, average: f64) -> bool {
         let Some((most, before)) = self.shrinks_from else { return false };
         let is_least = self.most <= self.least();
         if self.most < 2.0 || (is_least && self.most * 2.0 <= most && average > before * 0.8) {
-            // Who is alone waits for nobody.
+            // A single request does not wait for others.
             return true;
         }
         if self.most * 4.0 > most {
@@ -361,7 +363,7 @@ impl Tuning {
         average > before / 2.0
     }
 
-    /// How long an answer takes without a queue, in seconds.
+    /// Returns the baseline latency, in seconds.
     fn pace(&self) -> f64 {
         self.lowest.iter().copied().fold(f64::INFINITY, f64::min)
     }
@@ -370,7 +372,7 @@ impl Tuning {
         f64::from(self.rule.least.clamp(1, self.ceiling))
     }
 
-    /// How many may wait while all places are open.
+    /// Returns the limit of waiting requests outside probes.
     fn most(&self) -> u32 {
         #[expect(
             clippy::cast_possible_truncation,
@@ -386,20 +388,21 @@ fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(STRETCH)
 }
 
-/// How many are let in before anything is known.
+/// The initial limit.
 const START: u32 = 20;
-/// How long a window is at least, and how many answers it has.
+/// The minimum duration of a window, and its minimum number of samples.
 const WINDOW: Duration = Duration::from_millis(100);
 const ANSWERS_MIN: u32 = 50;
-/// How many do while places are closed, or when they were given up.
+/// The minimum number of samples during a probe, or if they were abandoned.
 const FEW: u32 = 10;
-/// A pace is believed for a minute, in stretches: it is looked for anew in each. Where answers take
-/// longer than half a second, so do stretches.
+/// The baseline is kept for a minute, in intervals with one probe each. Intervals are longer if latency exceeds
+/// half a second.
 const STRETCHES: usize = 6;
 const STRETCH: Duration = Duration::from_secs(10);
-/// Whatever is known at first may be the pace of a queue.
+/// The first interval is short: the initial baseline may include a queue.
 const STRETCH_FIRST: Duration = Duration::from_secs(1);
-/// Seconds that prove nothing, however fast an application is: others run on its machine.
+/// Latency differences below this number of seconds are ignored, however fast the application is: other
+/// processes share its machine.
 const SLACK: f64 = 0.001;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What limits let in, rule by rule.
+//! Tests of rate limits, rule by rule.
 
 use leno_model::{
     Concurrency, NamePattern, PathMatch, PeerMatch, Rate, RateLimits, RequestMatch,
@@ -16,7 +16,7 @@ fn policy(name: &str, rules: Vec<RateRule>) -> PortLimits {
     PortLimits { policy, limits: RateLimits { rules, ..RateLimits::default() } }
 }
 
-/// So many at once, and one more each hour.
+/// A burst of this size, and one more each hour.
 fn rule(size: u32, path: Option<&str>) -> RateRule {
     let path = path.map(|path| RequestMatch {
         path: PathMatch::Prefix(path.to_owned()),
@@ -47,7 +47,7 @@ struct Asked<'a> {
     from: &'a str,
 }
 
-/// How many of a hundred such requests are let in.
+/// The number of admitted requests out of a hundred.
 fn let_in(limits: &Limits, asked: &Asked<'_>) -> usize {
     let user = asked.user.map(|user| ("x-user".to_owned(), user.to_owned()));
     let fields: Vec<(String, String)> = user.into_iter().collect();
@@ -66,7 +66,7 @@ fn get(path: &str) -> Asked<'_> {
 fn every_rule_that_is_about_a_request_must_have_a_token() {
     let limits = limits(vec![policy("a", vec![rule(10, None), rule(3, Some("/orders"))])]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 3);
-    // What the second rule refused has cost the first nothing.
+    // Requests rejected by the second rule cost the first no token.
     assert_eq!(let_in(&limits, &get("/items")), 7);
 }
 
@@ -181,7 +181,7 @@ fn a_place_in_one_policy_is_not_kept_where_another_has_none() {
     );
     drop(first);
     let _first = limits.enter(PORT, true, now).unwrap().unwrap();
-    // Had the second kept its place in the first policy, that would be full.
+    // Had the second kept its permit of the first policy, that would be full.
     assert_eq!(limits.enter(PORT, true, now).unwrap_err().policy.to_string(), "RateLimit shop/c");
     assert!(limits.enter(PORT + 1, true, now).unwrap().is_none());
 }
@@ -196,7 +196,7 @@ fn requests_under_way_are_known_to_limits_that_say_the_same() {
     assert!(more.unwrap().enter(PORT, true, Duration::ZERO).is_ok());
 }
 
-/// A rule about some requests, of somebody or anybody, after which the others may not be asked.
+/// A rule for some requests, of one caller or any, perhaps the last one evaluated.
 fn any_rule() -> impl Strategy<Value = RateRule> {
     let requests = prop::collection::vec(any_match(), 0..3);
     let caller = prop::sample::select(vec!["shop/web", "shop/app", "shop/w*", "*/web", "else/web"]);
@@ -248,7 +248,7 @@ proptest! {
         let counting: Vec<String> = counting.iter().map(|(_, rule)| rule.name.clone()).collect();
         prop_assert_eq!(&counting, &expected);
 
-        // Each of them has three tokens, and none is lost to those that have none left.
+        // Each of them has three tokens, and rules without tokens take none from others.
         let now = Duration::from_secs(7);
         let admitted = || limits.admit(PORT, (&request, caller.as_ref()), now).is_ok();
         if !expected.is_empty() {

@@ -1,17 +1,17 @@
-//! Beginnings of paths, whole elements of them: which of many a path has.
+//! Index of path prefixes that consist of whole elements.
 
 use rustc_hash::FxHashMap;
 
-/// What is held by beginnings of paths that end where an element does.
+/// Values by path prefix; a prefix ends at an element boundary.
 #[derive(Debug, Clone)]
 pub(crate) struct Beginnings<T> {
     held: FxHashMap<Box<[u8]>, T>,
-    /// Which lengths they have, the greatest first.
+    /// The distinct lengths of the prefixes, in descending order.
     lengths: Box<[usize]>,
 }
 
 impl<T> Beginnings<T> {
-    /// Of beginnings that differ.
+    /// Builds the index from distinct prefixes.
     pub(crate) fn of(held: impl Iterator<Item = (Box<str>, T)>) -> Self {
         let held: FxHashMap<Box<[u8]>, T> =
             held.map(|(beginning, it)| (beginning.into_boxed_bytes(), it)).collect();
@@ -21,7 +21,7 @@ impl<T> Beginnings<T> {
         Self { held, lengths: lengths.into() }
     }
 
-    /// The first that `found` makes of what is held by those that a path has, the longest first.
+    /// Returns the first result of `found` over the values of a path's prefixes, the longest first.
     #[inline]
     pub(crate) fn find<'a, R>(
         &'a self,
@@ -42,7 +42,8 @@ impl<T> Beginnings<T> {
         None
     }
 
-    /// All that is held by the beginnings of a folded path that end where an element does, or before a dot.
+    /// Calls `take` with the value of each prefix of a normalized path that ends at an element boundary or
+    /// before a dot.
     #[inline]
     pub(crate) fn each_meant<'a>(&'a self, path: &str, mut take: impl FnMut(&'a T)) {
         let path = path.as_bytes();
@@ -56,7 +57,7 @@ impl<T> Beginnings<T> {
         }
     }
 
-    /// All that is held by those.
+    /// Calls `take` with the value of each prefix of a path.
     #[inline]
     pub(crate) fn each<'a>(&'a self, path: &str, mut take: impl FnMut(&'a T)) {
         self.find(path, |held| {
@@ -72,7 +73,7 @@ impl<T> Default for Beginnings<T> {
     }
 }
 
-/// The elements that all paths have as a whole which begin with a text, if there are some.
+/// Returns the whole elements that all paths with this textual prefix share, if any.
 pub(crate) fn whole_elements(text: &str) -> Option<&str> {
     let (elements, _) = text.rsplit_once('/')?;
     (!elements.is_empty()).then_some(elements)

@@ -1,29 +1,29 @@
-//! Places of rules, in order, out of several lists that are in order.
+//! Ordered union of sorted lists of rule positions.
 
 use std::ops::Range;
 
-/// All places that some lists have together, in order, each once.
+/// The distinct positions of several lists, in order.
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
-    /// What is left of the first lists, which are all as a rule: they take no memory of their own.
+    /// The remainders of the first lists, usually all: they need no allocation.
     few: [&'a [usize]; FEW],
     more: Vec<&'a [usize]>,
-    /// All of them, where nothing can be looked up.
+    /// All positions, if the index cannot be used.
     all: Range<usize>,
 }
 
 impl<'a> Places<'a> {
-    /// Those of no list.
+    /// Creates an empty union.
     pub(crate) fn none() -> Self {
         Self { few: [&[]; FEW], more: Vec::new(), all: 0..0 }
     }
 
-    /// As many as there are.
+    /// Creates the union of all positions.
     pub(crate) fn all(rules: usize) -> Self {
         Self { all: 0..rules, ..Self::none() }
     }
 
-    /// Adds those of a list.
+    /// Adds a list.
     pub(crate) fn add(&mut self, list: &'a [usize]) {
         if list.is_empty() {
             return;
@@ -54,7 +54,7 @@ impl Iterator for Places<'_> {
     }
 }
 
-/// A path as it was sent and decoded, the rules that demand nothing, and one more.
+/// The path as sent and as decoded, rules without conditions, and one more.
 const FEW: usize = 4;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is looked up is what asking one after the other finds, for everything that matches may demand.
+//! The index is equivalent to sequential evaluation, for all kinds of match conditions.
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use crate::spelling::{PathKind, Spelling};
 
-/// A request as the tests make them up.
+/// A generated request.
 #[derive(Debug, Clone)]
 pub(crate) struct Made {
     method: &'static str,
@@ -32,7 +32,7 @@ impl Made {
     }
 }
 
-/// Few paths, methods and values, so that several matches often fit, each in several spellings.
+/// A small number of paths, methods and values, so that several matches often apply, each in several encodings.
 pub(crate) fn any_request() -> impl Strategy<Value = Made> {
     let paths = vec![
         "/a",
@@ -99,7 +99,7 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
     )
 }
 
-/// A match of every kind, about the same few things.
+/// A match of any kind, with the same small set of values.
 pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(PathMatch::Any),
@@ -156,7 +156,7 @@ fn compiled<M>(
     rules.iter().map(|rule| rule.iter().map(matcher).collect()).collect()
 }
 
-/// Looking up finds the same as comparing in order, among all rules and among a part.
+/// The lookup finds the same as sequential evaluation, among all rules and among a part.
 fn check<M: Demanding>(
     rules: &[Vec<M>],
     part: &[usize],

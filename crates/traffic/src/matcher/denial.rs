@@ -1,4 +1,4 @@
-//! Matching for rules that deny: whatever the request may mean to the application counts.
+//! Request matching for deny rules, for every meaning that an application may give to a request.
 
 use std::borrow::Cow;
 
@@ -16,21 +16,23 @@ use crate::spelling::{
     is_equal_folded,
 };
 
-/// A [`RequestMatch`] of a rule that denies, limits or demands, compiled. It fits a request that an application may take
-/// for one that fits. A rule that allows can afford to be missed by an odd spelling; one that denies cannot.
+/// A compiled [`RequestMatch`] of a rule that denies, limits or requires. It matches a request that any
+/// application may interpret as a matching one. An allow rule may miss an alternative encoding; a deny rule
+/// must not.
 ///
-/// * A path counts as the most forgiving application reads it: decoded until no escape is left, without regard to case,
-///   with backslashes as slashes, without empty elements, parameters of elements, a last slash, and blanks or dots at the
-///   end of an element. A last element counts with and without what follows a dot in it. Below a file
-///   (`/admin.php/x`) a rule about the file counts, and one about all below the path without the dot (`/admin`). A path
-///   that climbs fits every rule about paths. Other paths that applications may read in one count as well: one that begins with
-///   two slashes counts without its first element, which parsers of URLs take for a host.
-/// * The name of a header counts without regard to case and separators (`X_Role`). Of a repeated header, or a list in one,
-///   each value counts, and all of them joined, without regard to case, quotes, escapes and parameters.
-/// * A host counts as it was sent, and in lower case without port and final dot.
-/// * Every value of a parameter of the query counts, also in a list (`role[]=`), without regard to case.
-/// * A method counts without regard to case, and as the client asks for it in a field that overrides it
-///   (`X-HTTP-Method-Override`, `_method`). `HEAD` counts as `GET`.
+/// * Paths are compared in the normalized form of the most lenient application: fully decoded,
+///   case-insensitive, with backslashes as slashes, without empty elements, element parameters, a trailing
+///   slash, and blanks or dots at the end of an element. The last element is compared with and without its
+///   extension. Below a file (`/admin.php/x`) rules for the file match, as do prefix rules for the path
+///   without the extension (`/admin`). A path with dot segments matches every rule about paths. Alternative
+///   readings are compared as well: a path that begins with two slashes also counts without its first element,
+///   which URL parsers read as a host.
+/// * Header names are compared without case and separators (`X_Role`). Of a repeated header or a list, each
+///   value counts, and all of them joined, without case, quotes, escapes and parameters.
+/// * A host counts as sent, and in lower case without port and final dot.
+/// * Every value of a query parameter counts, also in a list (`role[]=`), without case.
+/// * A method counts without case, and as overridden by a field (`X-HTTP-Method-Override`, `_method`). `HEAD`
+///   counts as `GET`.
 #[derive(Debug, Clone)]
 pub(crate) struct DenialMatcher {
     path: MeantPath,
@@ -43,9 +45,9 @@ impl DenialMatcher {
     /// Compiles a match.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used.
+    /// [`BadPattern`] for the first invalid regular expression.
     pub(crate) fn compile(request: &RequestMatch) -> Result<Self, BadPattern> {
-        // Errors are those of a rule that allows.
+        // Errors are those of an allow rule.
         let plain = super::RequestMatcher::compile(request)?;
         let headers = request.headers.iter().zip(&plain.headers);
         let query = request.query.iter().zip(&plain.query);
@@ -62,7 +64,7 @@ impl DenialMatcher {
         })
     }
 
-    /// True when an application may take the request for one that fits.
+    /// True if an application may interpret the request as a matching one.
     pub(crate) fn may_mean(&self, request: &RequestView<'_>, path: &Spelling) -> bool {
         self.path.may_be(request.path, path)
             && (self.is_about_path() || self.may_mean_rest(request))
@@ -83,11 +85,11 @@ impl DenialMatcher {
 
     fn names(&self, method: &str) -> bool {
         let named = |it: &str| self.methods.iter().any(|known| known.eq_ignore_ascii_case(it));
-        // Servers answer it as they answer GET, and leave the body out (RFC 9110 §9.3.2).
+        // Servers handle it like GET, without sending the content (RFC 9110 §9.3.2).
         named(method) || method.eq_ignore_ascii_case("HEAD") && named("GET")
     }
 
-    /// True when a field of the request overrides its method by one of these.
+    /// True if a field of the request overrides its method with one of these.
     fn is_overridden(&self, request: &RequestView<'_>) -> bool {
         let in_header = |name: &&str| {
             let joined = request.fields.find_similar(name);
@@ -103,7 +105,7 @@ impl DenialMatcher {
 }
 
 impl Demanding for DenialMatcher {
-    /// Folded texts of a request. Methods are left out: a request may mean several.
+    /// Returns normalized texts of a matching request. Methods are omitted: a request may have several.
     fn demands(&self) -> Vec<Demand> {
         let path = self.path.demand();
         let headers = self.headers.iter().filter_map(MeantHeader::demand);
@@ -115,13 +117,13 @@ impl Demanding for DenialMatcher {
 #[derive(Debug, Clone)]
 enum MeantPath {
     Any,
-    /// Folded.
+    /// Normalized.
     Text {
         text: Box<str>,
         below: bool,
         parameters: Parameters,
     },
-    /// This beginning, folded; a part of an escape is in none that is folded.
+    /// This prefix, normalized; a partial escape is part of no normalized text.
     Begins {
         folded: Box<str>,
         sent: Box<str>,
@@ -132,7 +134,7 @@ enum MeantPath {
 
 #[derive(Debug, Clone)]
 struct MeantRegex {
-    /// The elements that all paths begin with that fit it, folded; empty when there are none.
+    /// The normalized leading elements of all matching paths; empty if there are none.
     elements: Box<str>,
     regex: AnyCase,
     may_end_in_slash: bool,
@@ -168,12 +170,12 @@ impl MeantPath {
                     may_end_in_slash: may_end_in_slash(pattern),
                 }))
             }
-            // Nothing else becomes an expression.
+            // Only path regexes become regular expressions.
             (PathMatcher::Pattern(Pattern::Regex(..)), _) => Self::Any,
         }
     }
 
-    /// All that is below the root is everything.
+    /// A prefix of the root is every path.
     fn unless_root(self) -> Self {
         match self {
             Self::Text { text, .. } if *text == *"/" => Self::Any,
@@ -190,7 +192,8 @@ impl MeantPath {
         }
     }
 
-    /// The same for a path in which applications may read others. Apart, so that the usual path needs no room for it.
+    /// True if an alternative reading of the path matches. Separate, so that the usual path needs no stack
+    /// space for it.
     #[inline(never)]
     fn may_be_ambiguous(&self, sent: &str, path: &Spelling) -> bool {
         let mut others = path.others();
@@ -251,11 +254,11 @@ impl MeantRegex {
     }
 }
 
-/// A regular expression that fits with regard to case or without.
+/// A regular expression that matches with or without case.
 #[derive(Debug, Clone)]
 struct AnyCase {
     folded: Regex,
-    /// The same with regard to case, where that may fit something else.
+    /// The case-sensitive form, if it may match other texts.
     plain: Option<Regex>,
 }
 
@@ -270,13 +273,13 @@ impl AnyCase {
     }
 }
 
-/// True for the rest of a path that may be the format of the answer: Rails takes it so, and Spring did.
+/// True if the rest of a path may be a response format: Rails reads it so, and older versions of Spring.
 fn is_format(rest: &str, path: &str) -> bool {
     matches!(rest.as_bytes(), [b'.', format @ ..] if !format.contains(&b'/')) && path != "/"
 }
 
-/// True for the rest of a path that may be below a path: Apache's MultiViews and PHP without extensions serve
-/// `/admin/users` at `/admin.php/users`, too.
+/// True if the rest of a path may be below it: Apache's MultiViews and PHP without extensions also serve
+/// `/admin/users` at `/admin.php/users`.
 fn is_below(rest: &str, path: &str) -> bool {
     match rest.as_bytes() {
         [b'/', ..] => true,
@@ -285,7 +288,7 @@ fn is_below(rest: &str, path: &str) -> bool {
     }
 }
 
-/// True for the path of a file: servers pass everything below a script to the script.
+/// True if the path is that of a file: servers pass paths below a script to the script.
 fn is_file(folded: &str) -> bool {
     folded.rsplit('/').next().is_some_and(|name| name.contains('.'))
 }
@@ -294,7 +297,7 @@ fn parameters_of(rule: &str) -> Parameters {
     if rule.contains(';') { Parameters::Kept } else { Parameters::Dropped }
 }
 
-/// The whole elements that everything begins with that begins with a text, folded.
+/// Returns the whole leading elements of all texts with this prefix, normalized.
 fn folded_elements(beginning: &str) -> Option<Box<str>> {
     let elements = folded_rule(whole_elements(beginning)?, Parameters::Dropped);
     (elements != "/").then(|| elements.into())
@@ -318,7 +321,8 @@ impl MeantHeader {
             return hosts(request.authority).any(|host| self.value.may_be(&host));
         };
         let fits = |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_be(value));
-        // One value is found in any list; others are compared with what has exactly this name, too.
+        // Single values are found in any list; others are compared with the header of exactly this name as
+        // well.
         let is_one = matches!(self.value, MeantValue::Text(_));
         request.fields.find_similar(name).is_some_and(fits)
             || !is_one && request.fields.find(name).is_some_and(fits)
@@ -334,7 +338,7 @@ impl MeantHeader {
 
 #[derive(Debug, Clone)]
 struct MeantParameter {
-    /// Folded.
+    /// Normalized.
     name: Box<str>,
     value: MeantValue,
 }
@@ -356,11 +360,11 @@ impl MeantParameter {
 
 #[derive(Debug, Clone)]
 enum MeantValue {
-    /// Folded, without a comma.
+    /// Normalized, without a comma.
     Text(Box<str>),
-    /// Several values with commas between, folded: they may stand in a longer list.
+    /// Several values separated by commas, normalized: they may be part of a longer list.
     List(Box<str>),
-    /// This beginning, folded.
+    /// This prefix, normalized.
     Begins(Box<str>),
     Regex(AnyCase),
 }
@@ -389,7 +393,7 @@ impl MeantValue {
     }
 }
 
-/// A list without blanks after commas.
+/// Returns a list without blanks after commas.
 fn listed(values: &str) -> Box<str> {
     values.split(',').map(str::trim).collect::<Vec<_>>().join(",").into()
 }

@@ -1,8 +1,8 @@
-//! Tables of requests and what they match.
+//! Table tests of request matches.
 
 use super::*;
 
-/// Whether `GET http://shop:80{target}` with `x-team: ops` and two `accept` headers matches.
+/// True if `GET http://shop:80{target}` with `x-team: ops` and two `accept` headers matches.
 fn check(request: &RequestMatch, target: &str) -> bool {
     let fields: Vec<(String, String)> = [("X-Team", "ops"), ("accept", "a"), ("Accept", "b")]
         .map(|(name, value)| (name.to_owned(), value.to_owned()))

@@ -1,23 +1,22 @@
-//! Which outlets are for a host: looked up by its name and by those that it lies below.
+//! Index of egress rules by host name and wildcard.
 
 use leno_model::HostPattern;
 use rustc_hash::FxHashMap;
 
 use crate::lookup::first_before;
 
-/// Places of outlets, by the hosts that they are for.
+/// Positions of egress rules, by their hosts.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     exact: FxHashMap<Box<str>, Vec<usize>>,
-    /// For all hosts below a name.
+    /// Rules for all hosts below a name.
     below: FxHashMap<Box<str>, Vec<usize>>,
-    /// For any host.
+    /// Rules for any host.
     any: Vec<usize>,
 }
 
 impl Hosts {
-    /// Adds an outlet that stands behind all that were added before; it is for any host when it names
-    /// none.
+    /// Adds a rule after those added before; without hosts it applies to any host.
     pub(super) fn add(&mut self, place: usize, hosts: &[HostPattern]) {
         if hosts.is_empty() {
             self.any.push(place);
@@ -28,21 +27,21 @@ impl Hosts {
                 HostPattern::Below(name) => (&mut self.below, name),
             };
             let places = names.entry(name.as_str().into()).or_default();
-            // A host that is named twice is one.
+            // A repeated host is stored once.
             if places.last() != Some(&place) {
                 places.push(place);
             }
         }
     }
 
-    /// The first outlet for a host, in lower case and without a dot at its end, that `fits`.
+    /// Returns the first rule for a host that `fits`. The host is in lower case, without a final dot.
     pub(super) fn first(&self, host: &str, fits: impl Fn(usize) -> bool) -> Option<usize> {
         let exact = self.exact.get(host).map_or(&[][..], |places| places);
         let mut best = first_before(usize::MAX, exact, &fits);
         best = first_before(best, &self.any, &fits);
         let mut rest = host;
         while let Some((_, parent)) = rest.split_once('.') {
-            // What lies below a name has a label before it.
+            // A subdomain has at least one more label.
             if parent.len().saturating_add(1) < host.len()
                 && let Some(places) = self.below.get(parent)
             {

@@ -1,4 +1,4 @@
-//! What values are read as, and what cookies are for.
+//! Tests of session persistence values and cookie paths.
 
 use leno_model::{RouteName, RuleActions, ServiceName, WorkloadName};
 
@@ -39,7 +39,7 @@ fn ask<'a>(fields: &'a Vec<(String, String)>, path: &'a str) -> RequestView<'a> 
     RequestView { method: "GET", path, query: None, authority: "cart", fields }
 }
 
-/// What the persistence tells a client about an endpoint, as the client shows it.
+/// Converts the response field of an endpoint to a request field.
 fn told(persistence: &CompiledPersistence, since: Option<u64>, now: u64) -> Vec<(String, String)> {
     let id = endpoint_id("cart-1");
     let answer = (seconds(now), "/", false);
@@ -85,7 +85,7 @@ fn a_value_counts_until_one_of_its_times_is_over() {
         idle: idle.map(seconds),
         ..by(Carries::Header)
     };
-    // Told first at 1000, last at 1050.
+    // Session start at 1000, last response at 1050.
     for (rule, now, counts) in [
         (limited(None, None), 9_999, true),
         (limited(Some(100), None), 1_099, true),
@@ -94,7 +94,7 @@ fn a_value_counts_until_one_of_its_times_is_over() {
         (limited(None, Some(20)), 1_071, false),
         (limited(Some(100), Some(20)), 1_069, true),
         (limited(Some(60), Some(20)), 1_061, false),
-        // A clock that is a little behind, and a value of tomorrow.
+        // A clock that is slightly behind, and a value from the future.
         (limited(Some(100), None), 990, true),
         (limited(Some(100), Some(20)), 900, false),
     ] {
@@ -106,7 +106,7 @@ fn a_value_counts_until_one_of_its_times_is_over() {
             assert_eq!(shown.began, seconds(1_000));
         }
     }
-    // A value without times does not count where there are limits.
+    // A value without times is invalid if there are limits.
     let plain = told(&compiled(by(Carries::Header)), None, 1_000);
     let persistence = compiled(limited(Some(100), None));
     assert!(persistence.shown(&ask(&plain, "/"), seconds(1_000)).is_none());
@@ -136,7 +136,7 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
     let mut other = rule(by(Carries::Cookie), vec![RequestMatch::default()]);
     other.route = RouteName::new("shop", "other").unwrap();
     assert!(!found(&CompiledPersistence::of(&other, 0).unwrap()));
-    // The same on every machine and in every version: clients carry it across restarts.
+    // The same on every machine and in every version: clients keep it across restarts.
     assert_eq!(value, "a=b; cart=74837e45a88bcd57");
 }
 
@@ -171,7 +171,7 @@ fn a_client_of_cookies_is_told_what_it_does_not_know() {
         (idle, Some(1_000), false, Some("Path=/a; HttpOnly; SameSite=Strict")),
         (lasting.clone(), None, false, Some("Path=/a; Max-Age=100; HttpOnly; SameSite=Strict")),
         (lasting, Some(1_000), false, None),
-        // What is told again ends when it would have ended.
+        // A repeated cookie keeps its original end.
         (idle_lasting, Some(1_000), false, Some("Path=/a; Max-Age=70; HttpOnly; SameSite=Strict")),
     ] {
         let told = tell(persistence.clone(), since, is_safe);

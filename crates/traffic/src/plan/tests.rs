@@ -1,4 +1,4 @@
-//! What is compiled again, and what is taken over.
+//! Tests of recompilation and reuse between snapshots.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
     Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names })
 }
 
-/// A workload without anything.
+/// A workload without configuration.
 pub(crate) fn workload_plan(access: Access) -> WorkloadPlan {
     WorkloadPlan::bare(
         WorkloadName::new("shop", "web-1").unwrap(),

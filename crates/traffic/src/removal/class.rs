@@ -1,35 +1,35 @@
-//! Failure classes: which endings of a request count against its endpoint.
+//! Failure classes: request results that count against an endpoint.
 
 use leno_model::{FailureClasses, Reason};
 
-/// How a request to an endpoint ended.
+/// The result of a request to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// With an answer.
+    /// A response.
     Answered {
-        /// Its HTTP status.
+        /// The HTTP status.
         status: u16,
-        /// Its status of gRPC, when it answered a call.
+        /// The gRPC status, for gRPC calls.
         grpc: Option<u8>,
     },
-    /// An opaque connection was taken.
+    /// An accepted opaque connection.
     Opened,
-    /// Without an answer, or with half of one.
+    /// No response, or an incomplete one.
     Broken(Reason),
 }
 
-/// What an ending says about the endpoint.
+/// The evidence of a result about the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
-    /// It failed in a way that counts.
+    /// A failure that counts.
     Yes,
-    /// It did not.
+    /// No failure.
     No,
-    /// Nothing: it was the client's doing, or ours.
+    /// No evidence: the client or this sidecar caused the result.
     Unknown,
 }
 
-/// What an ending says about the endpoint, when these classes count.
+/// Classifies a result by these failure classes.
 #[must_use]
 pub fn failed(classes: &FailureClasses, ending: Ending) -> Failed {
     let counts = |counts: bool| if counts { Failed::Yes } else { Failed::No };
@@ -50,8 +50,8 @@ pub fn failed(classes: &FailureClasses, ending: Ending) -> Failed {
     }
 }
 
-/// What the ending of a health check says about the endpoint. What the mesh refuses on its way says
-/// nothing, nor what an application of gRPC refuses by a policy of its own.
+/// Classifies the result of a health check. Rejections by the mesh are no evidence, nor are policy rejections
+/// of a gRPC application.
 #[must_use]
 pub fn checked(ending: Ending) -> Failed {
     match ending {
@@ -76,7 +76,7 @@ enum Class {
     Reset,
 }
 
-/// The class of a reason for which the endpoint is to blame.
+/// Returns the class of a reason that the endpoint is responsible for.
 fn class_of(reason: Reason) -> Option<Class> {
     match reason {
         Reason::ConnectFailed
@@ -89,7 +89,7 @@ fn class_of(reason: Reason) -> Option<Class> {
         | Reason::RequestTimeout
         | Reason::AttemptTimeout => Some(Class::Timeout),
         Reason::UpstreamReset | Reason::UpstreamMalformed => Some(Class::Reset),
-        // It drains or is full: it says so itself, and a retry goes elsewhere.
+        // It drains or is full, and reports this itself; a retry uses another endpoint.
         Reason::UpstreamRefused => None,
         _ => None,
     }

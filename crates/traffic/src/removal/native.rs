@@ -1,4 +1,5 @@
-//! Outlier removal by our own rules: sliding windows, worst first, growing back-off, probes, checks.
+//! Native outlier detection: sliding windows, worst endpoint first, exponential back-off, probes and health
+//! checks.
 
 use std::time::Duration;
 
@@ -6,21 +7,21 @@ use leno_model::{FailureClasses, OutlierRemoval};
 
 use super::{Cause, Event, Failed, Seen, Standing};
 
-/// What is known of the endpoints of one port.
+/// Outlier detection state of one port.
 ///
-/// The share of failures is judged when a step of the window ends, over all endpoints at once and
-/// the worst first; failures in a row are judged at once. Whoever is out, or is still being probed,
-/// counts against both bounds. Health checks are evidence of their own: who is out for them comes
-/// back by them, and who is out for its requests by a request.
+/// Failure rates are evaluated at the end of each window step, over all endpoints at once and the worst first;
+/// consecutive failures are evaluated at once. Ejected and probed endpoints count against both bounds. Health
+/// checks are separate evidence: an endpoint that they ejected is returned by them, and one ejected for its
+/// requests is returned by a request.
 #[derive(Debug)]
 pub struct Outliers {
     rule: OutlierRemoval,
     step: Duration,
     step_ends: Duration,
-    /// The step of each member's ring that counts now.
+    /// The current step in each member's ring.
     current: usize,
     members: Vec<Member>,
-    /// The earliest end of a removal.
+    /// The earliest end of an ejection.
     next_return: Option<Duration>,
 }
 
@@ -31,22 +32,22 @@ struct Member {
     total: Step,
     in_a_row: u32,
     state: State,
-    /// How often in succession it was removed: the exponent of the back-off.
+    /// The number of successive ejections: the exponent of the back-off.
     removals: u32,
-    /// When it came back the last time.
+    /// The time of the last return to service.
     back_since: Duration,
-    /// Its requests would have it removed, if there were room.
+    /// It would be ejected for its requests, but for the bounds.
     is_spared: bool,
     checks: Checks,
 }
 
-/// What health checks say of an endpoint.
+/// The health check state of an endpoint.
 #[derive(Debug, Clone, Copy, Default)]
 struct Checks {
-    /// How the last one ended, and how many in a row ended so.
+    /// The last result, and the number of consecutive equal results.
     failed: bool,
     in_a_row: u32,
-    /// It is out for them.
+    /// It is ejected by health checks.
     is_ill: bool,
 }
 
@@ -62,7 +63,7 @@ enum State {
     Out {
         until: Duration,
     },
-    /// Probed: how many succeeded, and whether one is under way.
+    /// Probed: the number of successes, and true if a probe is in progress.
     Probed {
         succeeded: u32,
         under_way: bool,
@@ -70,7 +71,7 @@ enum State {
 }
 
 impl Outliers {
-    /// Nothing is known of any endpoint yet.
+    /// Creates a detector without evidence.
     #[must_use]
     pub fn new(rule: OutlierRemoval, endpoints: usize) -> Self {
         let step = rule.window / u32::from(rule.steps.max(1));
@@ -79,7 +80,7 @@ impl Outliers {
         Self { rule, step, step_ends: step, current: 0, members, next_return: None }
     }
 
-    /// What counts as a failure.
+    /// Returns the failure classes that count.
     #[must_use]
     pub fn failures(&self) -> &FailureClasses {
         &self.rule.failures
@@ -90,7 +91,7 @@ impl Outliers {
         let old = |place: &Option<usize>| place.and_then(|old| self.members.get(old)).cloned();
         self.members = places.iter().map(|place| old(place).unwrap_or(fresh.clone())).collect();
         for member in &mut self.members {
-            // Who probed may have held the place of before, and its end would not be heard.
+            // The pending probe may have used the old index, and its end would be lost.
             if let State::Probed { under_way, .. } = &mut member.state {
                 *under_way = false;
             }
@@ -156,7 +157,7 @@ impl Outliers {
                     self.remove(slot, Cause::Consecutive, (seen.now, seen.draw), events);
                 }
             }
-            // What was under way when it was removed is old evidence.
+            // Requests in progress at the time of the ejection are old evidence.
             State::In | State::Out { .. } => {}
             State::Probed { under_way, .. } if member.checks.is_ill => *under_way &= !seen.probe,
             State::Probed { .. } if !seen.probe => {}
@@ -175,9 +176,9 @@ impl Outliers {
         }
     }
 
-    /// A health check has ended. Bounds hold for those that go by it, too: who has no room to go is
-    /// looked at again with its next one. Who is out and cannot be judged any more comes back, for its
-    /// requests to judge.
+    /// Records the result of a health check. The bounds apply to these ejections too: an endpoint that cannot
+    /// be ejected for lack of room is reconsidered at its next check. An ejected endpoint with inconclusive
+    /// checks is returned to service, where its requests decide.
     pub(super) fn check(
         &mut self,
         slot: usize,
@@ -211,13 +212,13 @@ impl Outliers {
                 member.back_since = now;
                 events.push(Event::Returned { slot });
             }
-            // It is out for its requests as well.
+            // It is also ejected for its requests.
             false => {}
         }
         member.checks.is_ill = failed;
     }
 
-    /// One or more steps have ended: judges by what was counted until the first of them ended.
+    /// Ends one or more steps: evaluates the counts up to the end of the first one.
     fn end_steps(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
         self.judge(now, draw, events);
         let ended = 1 + (now - self.step_ends).as_nanos() / self.step.as_nanos().max(1);
@@ -225,7 +226,7 @@ impl Outliers {
         let ended_steps = usize::try_from(ended).unwrap_or(usize::MAX);
         let rule = &self.rule;
         for member in &mut self.members {
-            // Nobody sends there what could clear it: when its window is over it is tried again.
+            // It receives no requests that could clear it: it is tried again when its window is over.
             member.is_spared = ended_steps <= steps
                 && (member.is_guilty_by_rate(rule) || member.is_guilty_in_a_row(rule));
         }
@@ -239,7 +240,7 @@ impl Outliers {
         self.step_ends = self.step_ends.saturating_add(self.step.saturating_mul(ended));
     }
 
-    /// Removes those of whose requests too many failed, the worst first, while there is room.
+    /// Ejects endpoints with too high a failure rate, the worst first, within the bounds.
     fn judge(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
         let mut draw = draw;
         while self.has_room() {
@@ -253,13 +254,13 @@ impl Outliers {
         }
     }
 
-    /// Whether one more may be removed.
+    /// True if one more endpoint may be ejected.
     fn has_room(&self) -> bool {
         let (out, most) = self.out_and_most();
         out < most
     }
 
-    /// How many are out or being probed, and how many may be.
+    /// Returns the number of ejected or probed endpoints, and its limit.
     fn out_and_most(&self) -> (usize, usize) {
         let all = self.members.len();
         let out = self.members.iter().filter(|member| !member.is_in()).count();
@@ -268,8 +269,8 @@ impl Outliers {
         (out, most.min(all.saturating_sub(keep)))
     }
 
-    /// Of the endpoints of before some have gone: as many that are out for their checks come back as the
-    /// bounds want. The next check shows whether one may go again.
+    /// After endpoints were deleted, returns as many of those ejected by health checks as the bounds require.
+    /// The next check may eject them again.
     fn keep_bounds(&mut self) {
         loop {
             let (out, most) = self.out_and_most();
@@ -291,7 +292,7 @@ impl Outliers {
         let rule = &self.rule;
         let Some(member) = self.members.get_mut(slot) else { return };
         if member.state == State::In {
-            // Time in good standing is forgiven, one removal for each base time.
+            // Time without ejection reduces the back-off by one ejection per base time.
             let well = now.saturating_sub(member.back_since).as_nanos();
             let forgiven = well / rule.back_off.base.as_nanos().max(1);
             let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
@@ -341,12 +342,12 @@ impl Member {
         }
     }
 
-    /// Whether nothing is held against it.
+    /// True if it is neither ejected nor unhealthy.
     fn is_in(&self) -> bool {
         self.state == State::In && !self.checks.is_ill
     }
 
-    /// Whether too large a share of its requests failed.
+    /// True if its failure rate is too high.
     fn is_guilty_by_rate(&self, rule: &OutlierRemoval) -> bool {
         let Some(rate) = rule.rate else { return false };
         let Step { requests, failures } = self.total;
@@ -355,7 +356,7 @@ impl Member {
             && u64::from(failures) * 100 >= u64::from(requests) * u64::from(rate.percent)
     }
 
-    /// Whether too many failed in a row, the last of them within the window.
+    /// True if it has too many consecutive failures, the last one within the window.
     fn is_guilty_in_a_row(&self, rule: &OutlierRemoval) -> bool {
         let limit = rule.consecutive.unwrap_or(u32::MAX);
         self.is_in() && self.in_a_row >= limit && self.total.requests > 0
@@ -371,7 +372,7 @@ impl Member {
         }
     }
 
-    /// The step that is used next says nothing any more.
+    /// Clears a step before its reuse.
     fn forget(&mut self, index: usize) {
         if let Some(step) = self.steps.get_mut(index) {
             let Step { requests, failures } = std::mem::take(step);
@@ -380,7 +381,7 @@ impl Member {
         }
     }
 
-    /// What was held against it led to a removal, and does not lead to another.
+    /// Clears the evidence of an ejection, so that it does not cause another.
     fn clear(&mut self) {
         self.steps.fill(Step::default());
         self.total = Step::default();
@@ -390,7 +391,7 @@ impl Member {
 }
 
 impl Step {
-    /// By share of failures, then by their number.
+    /// Compares failure rates, then failure counts.
     fn compare(self, other: Self) -> std::cmp::Ordering {
         let mine = u64::from(self.failures) * u64::from(other.requests);
         let its = u64::from(other.failures) * u64::from(self.requests);
@@ -398,7 +399,7 @@ impl Step {
     }
 }
 
-/// More doublings than any back-off has room for.
+/// More doublings than any back-off needs.
 const REMOVALS_MAX: u32 = 31;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Outlier removal as Sermant's service-removal does it, to the letter: for who moves from there.
+//! Outlier detection with the exact behavior of Sermant's service-removal, for migrations.
 //!
-//! Differences to ours are part of what is reproduced: the first in the list goes and not the
-//! worst, one failed call in a quiet window is enough, the pause never grows, and there is no probe.
+//! Its differences from the native algorithm are intended: it ejects the first instance in the list, not the
+//! worst; one failed call in a quiet window suffices; the ejection time never grows; there are no probes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use leno_model::{FailureClasses, SermantRemoval};
 
 use super::{Cause, Event, Seen, Standing};
 
-/// What is known of the instances of one service, in their order.
+/// Outlier detection state of the instances of one service, in their order.
 #[derive(Debug)]
 pub struct SermantOutliers {
     rule: SermantRemoval,
     window_ends: Duration,
     instances: Vec<Instance>,
-    /// When the list has to be filtered again; at once when absent.
+    /// The time until which the filtered list is valid; absent if it must be filtered at once.
     settled_until: Option<Duration>,
 }
 
-/// One instance, as Sermant keeps it. One that was forgotten is as new.
+/// The state of one instance, as in Sermant. A forgotten instance is as new.
 #[derive(Debug, Clone, Default)]
 struct Instance {
-    /// When it was called last; absent when it is not known.
+    /// The time of the last call; absent if unknown.
     called: Option<Duration>,
     requests: u64,
     failures: u64,
@@ -34,7 +34,7 @@ struct Instance {
 }
 
 impl SermantOutliers {
-    /// Nothing is known of any instance yet.
+    /// Creates a detector without evidence.
     #[must_use]
     pub fn new(rule: SermantRemoval, instances: usize) -> Self {
         let window_ends = rule.common.window;
@@ -42,7 +42,7 @@ impl SermantOutliers {
         Self { rule, window_ends, instances, settled_until: None }
     }
 
-    /// What counts as a failure.
+    /// Returns the failure classes that count.
     #[must_use]
     pub fn failures(&self) -> &FailureClasses {
         &self.rule.common.failures
@@ -61,15 +61,15 @@ impl SermantOutliers {
         }
     }
 
-    /// Filtering twice without anything happening in between changes nothing, so that it is done
-    /// only when a window or a removal has ended, or the instances are others.
+    /// Filtering is idempotent without new events, so it runs only at the end of a window or an ejection, or
+    /// after a change of the instances.
     pub(super) fn advance(&mut self, now: Duration, events: &mut Vec<Event>) {
         if now < self.window_ends && self.settled_until.is_some_and(|until| now < until) {
             return;
         }
         let all: Vec<usize> = (0..self.instances.len()).collect();
         self.filter(&all, now, events);
-        // A stamp is past when it is strictly earlier than now.
+        // A timestamp has passed if it is strictly earlier than now.
         let tick = Duration::from_nanos(1);
         let stamps = self.instances.iter().filter_map(|instance| instance.out_until);
         let stamps = stamps.map(|stamp| stamp.saturating_add(tick));
@@ -85,8 +85,8 @@ impl SermantOutliers {
         }
     }
 
-    /// What is left of a list of instances, in its order: Sermant does this whenever a client
-    /// library reads its server list.
+    /// Filters a list of instances, keeping its order: Sermant does this each time a client library reads its
+    /// server list.
     pub fn filter(&mut self, list: &[usize], now: Duration, events: &mut Vec<Event>) -> Vec<usize> {
         self.end_windows(now, events);
         let mut left = Vec::with_capacity(list.len());
@@ -123,7 +123,7 @@ impl SermantOutliers {
         left
     }
 
-    /// The windows that have ended until now.
+    /// Ends the windows until now.
     fn end_windows(&mut self, now: Duration, events: &mut Vec<Event>) {
         if now < self.window_ends {
             return;
@@ -136,7 +136,7 @@ impl SermantOutliers {
         for (slot, instance) in self.instances.iter_mut().enumerate() {
             let was_out = instance.out_until.is_some();
             instance.end_windows((first, last, ended), &self.rule);
-            // Who is forgotten is forgotten to be out, too.
+            // The ejection of a forgotten instance ends too.
             if was_out && instance.out_until.is_none() {
                 events.push(Event::Returned { slot });
             }
@@ -147,7 +147,7 @@ impl SermantOutliers {
 }
 
 impl Instance {
-    /// So many windows ended, the first and the last of them at these times.
+    /// Ends this number of windows, the first and the last at these times.
     fn end_windows(
         &mut self,
         (first, last, ended): (Duration, Duration, u32),
@@ -160,7 +160,7 @@ impl Instance {
             return;
         }
         let kept = rule.common.windows;
-        // Beyond as many as are kept, further empty ones change nothing.
+        // Beyond the number of stored windows, further empty ones change nothing.
         for _ in 0..ended.min(kept.saturating_add(1)) {
             let counted = (std::mem::take(&mut self.requests), std::mem::take(&mut self.failures));
             self.windows.push_back(counted);

@@ -1,4 +1,5 @@
-//! Removal under random faults, by seed: the bounds hold, the sick go, the well come back.
+//! Outlier detection under random faults, by seed: the bounds hold, failing endpoints are ejected and healthy
+//! ones return.
 
 use std::time::Duration;
 
@@ -45,12 +46,12 @@ fn rule(chance: &mut Chance) -> OutlierRemoval {
     }
 }
 
-/// One service of which some endpoints fail for a while, and a client that calls all it may.
+/// One service with temporarily failing endpoints, and a client that calls all available ones.
 struct World {
     rule: OutlierRemoval,
     removed: Removed,
     sick: Vec<bool>,
-    /// Probes under way.
+    /// Probes in progress.
     probes: Vec<usize>,
     now: Duration,
     seed: u64,
@@ -71,7 +72,7 @@ impl World {
         (0..self.sick.len()).filter(|slot| self.removed.standing(*slot) != Standing::In).count()
     }
 
-    /// The most that may be out.
+    /// The maximum number of ejected endpoints.
     fn room(&self) -> usize {
         let all = self.sick.len();
         let share = all * usize::from(self.rule.removed_percent_max) / 100;
@@ -103,7 +104,7 @@ impl World {
         let probe = self.removed.begin(slot);
         assert!(!probe || !self.probes.contains(&slot), "seed {}: two probes", self.seed);
         if probe && self.chance.below(4) == 0 {
-            // Its client goes away: that proves nothing.
+            // Its client disconnects: no evidence.
             self.removed.release(slot, true);
             return;
         }

@@ -1,4 +1,4 @@
-//! The vectors in `tests/vectors/removal`, which other implementations run too.
+//! The vectors in `tests/vectors/removal`, shared with other implementations.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn removal_in_the_manner_of_sermant_passes_its_vectors() {
     }
 }
 
-/// What a pick sees is what the filter leaves, however often it is asked in between.
+/// A pick sees the filtered list, however often it is queried in between.
 #[test]
 fn standing_is_what_the_filter_left() {
     let vectors = read("sermant.json");
@@ -129,12 +129,12 @@ fn run(case: &Value, mut step: impl FnMut(&Value, Duration)) {
     }
 }
 
-/// The calls of a step, one by one: to whom, and whether it failed.
+/// The calls of a step: the endpoint of each, and true if it failed.
 fn calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
     ended(&step["calls"], case)
 }
 
-/// Calls or checks, one by one: of whom, and whether it failed.
+/// Calls or checks: the endpoint of each, and true if it failed.
 fn ended(list: &Value, case: &Value) -> Vec<(usize, bool)> {
     let each = |call: &Value| {
         let slot = place(call["to"].as_str().unwrap(), case);

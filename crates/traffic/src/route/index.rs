@@ -1,4 +1,4 @@
-//! The index of a port's matches: by an exact path, a prefix, and what else they demand exactly.
+//! Index of a port's matches: exact paths, prefixes, and other exact conditions.
 
 use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
@@ -9,30 +9,30 @@ use crate::many::Demanding;
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 
-/// All matches of a port: those by one exact path, and those by one prefix, stand together, for no
-/// request fits two exact paths, and of two prefixes the longer decides.
+/// All matches of a port, grouped by exact path and by prefix: a request matches at most one exact path, and
+/// the longest of several prefixes wins.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
     exact: FxHashMap<Box<str>, Group>,
     prefixes: Beginnings<Group>,
-    /// Those by a regular expression, and then those by any path.
+    /// Matches by regular expression, followed by those for any path.
     rest: Group,
 }
 
-/// Matches that differ in what they demand beside the path, in the order in which they decide.
+/// Matches with the same path condition, in order of precedence.
 #[derive(Debug, Clone, Default)]
 struct Group {
     matches: Box<[CompiledMatch]>,
-    /// Where they are many: by what they demand exactly.
+    /// An index of their other exact conditions, if they are many.
     lookup: Option<Box<Lookup>>,
 }
 
 impl Index {
-    /// Builds the index of matches, which stand in the order of routes, rules and matches.
+    /// Builds the index of matches, given in the order of routes, rules and matches.
     pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
         let mut ranked: Vec<_> =
             matches.into_iter().map(|(request, it)| (request, rank(request), it)).collect();
-        // A stable sort: equals stay in the order they had.
+        // A stable sort: equals keep their order.
         ranked.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
         let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut prefixes: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
@@ -54,7 +54,7 @@ impl Index {
         }
     }
 
-    /// The first match that the request fits.
+    /// Returns the first match for the request.
     #[inline(never)]
     pub(super) fn find(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         if let Some(found) = self.by_exact_path(request).or_else(|| self.by_prefix(request)) {
@@ -71,7 +71,7 @@ impl Index {
         self.exact.get(request.path)?.first_beside_path(request)
     }
 
-    /// Tries the beginnings of the path that end with an element, the longest first.
+    /// Tries the prefixes of the path that end at an element boundary, the longest first.
     fn by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.prefixes.find(request.path, |group| group.first_beside_path(request))
     }
@@ -85,18 +85,18 @@ impl Group {
         Self { matches: matches.into(), lookup }
     }
 
-    /// The first that fits, path and all.
+    /// Returns the first match, including the path condition.
     #[inline(never)]
     fn first_with_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.first(request, |it| it.matcher.matches(request))
     }
 
-    /// The first that fits; the paths of all of them do.
+    /// Returns the first match; the path condition holds for all of them.
     fn first_beside_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.first(request, |it| it.matcher.matches_beside_path(request))
     }
 
-    /// The first that fits.
+    /// Returns the first that fits.
     #[inline]
     fn first(
         &self,
@@ -109,7 +109,7 @@ impl Group {
         }
     }
 
-    /// Apart, so that a few, which are asked one after the other, do not pay for it.
+    /// Separate, so that a small number of matches does not pay for it.
     #[inline(never)]
     fn looked_up(
         &self,
@@ -122,7 +122,7 @@ impl Group {
     }
 }
 
-/// What stands together: the exact path, or the elements of the prefix.
+/// Returns the group key: the exact path, or the elements of the prefix.
 fn place(request: &RequestMatch) -> &str {
     match &request.path {
         PathMatch::Exact(path) => path,

@@ -1,4 +1,4 @@
-//! The router against tables, and against a naive model of the precedence rules.
+//! Tests of the router against tables, and against a naive model of the precedence rules.
 
 use std::collections::HashMap;
 
@@ -65,7 +65,7 @@ fn with(mut request: RequestMatch, method: bool, headers: usize, query: usize) -
     request
 }
 
-/// The rule that decides `GET {path}?a=1&b=1` with `x-a: 1` and `x-b: 1`.
+/// The rule for `GET {path}?a=1&b=1` with `x-a: 1` and `x-b: 1`.
 fn decides(routes: &PortRoutes, path: &str) -> Option<usize> {
     let fields = vec![("x-a".to_owned(), "1".to_owned()), ("x-b".to_owned(), "1".to_owned())];
     let request = RequestView {
@@ -149,7 +149,7 @@ fn what_no_rule_of_a_split_is_about_goes_straight() {
     assert!(matches!(routes.choose(&request("/"), 0), RouteChoice::Direct));
 }
 
-/// The backends that 1,000 draws in a row choose.
+/// The backends of 1,000 consecutive draws.
 fn shares(backends: &[(&str, u32)]) -> HashMap<String, u32> {
     let fields = Vec::<(String, String)>::new();
     let request =
@@ -208,7 +208,7 @@ fn a_bad_pattern_names_its_route() {
     assert!(error.starts_with("HTTPRoute shop/r: "), "{error}");
 }
 
-/// A match on paths of the elements `a` and `b`, small enough that many match one request.
+/// A match on paths of the elements `a` and `b`: many of them match the same request.
 fn any_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(RequestMatch::default()),
@@ -219,7 +219,7 @@ fn any_match() -> impl Strategy<Value = RequestMatch> {
     (path, any::<bool>(), 0..3_usize, 0..3_usize).prop_map(|(p, m, h, q)| with(p, m, h, q))
 }
 
-/// What the documents say, in the plainest way: of all that match, compare pair by pair.
+/// The documented order, implemented naively: compares all matches pair by pair.
 fn naive(view: &PortView, path: &str) -> Option<usize> {
     let mut best: Option<(usize, &RequestMatch)> = None;
     for (index, rule) in view.rules.iter().enumerate() {
@@ -233,7 +233,7 @@ fn naive(view: &PortView, path: &str) -> Option<usize> {
     best.map(|(index, _)| index)
 }
 
-/// Methods, headers and parameters of [`any_match`] always fit the request of [`decides`].
+/// Methods, headers and parameters of [`any_match`] always match the request of [`decides`].
 fn naive_matches(matched: &PathMatch, path: &str) -> bool {
     let elements = |path: &str| -> Vec<String> {
         path.trim_matches('/').split('/').filter(|e| !e.is_empty()).map(str::to_owned).collect()
@@ -289,8 +289,7 @@ proptest! {
     }
 }
 
-/// The definition, word for word: of all matches that the request fits, the first by rank, then by
-/// place.
+/// The literal definition: of all matches for the request, the first by rank, then by position.
 fn plainly(view: &PortView, request: &RequestView<'_>) -> Option<usize> {
     let numbered = view.rules.iter().enumerate();
     let all = numbered.flat_map(|(index, rule)| rule.matches.iter().map(move |it| (index, it)));
@@ -326,8 +325,8 @@ proptest! {
     }
 }
 
-/// A match of few paths, with values of which several fit the same request: what is many is looked up
-/// by them.
+/// A match with a small set of paths and values, several of which apply to the same request: large groups are
+/// indexed by them.
 fn any_values() -> impl Strategy<Value = RequestMatch> {
     let text = || {
         prop_oneof![

@@ -1,24 +1,24 @@
-//! Texts as the most forgiving application reads them: escapes decoded, case folded, elements of paths trimmed.
+//! Text normalization as by the most lenient application: decoded escapes, folded case, trimmed path elements.
 
 use std::borrow::Cow;
 
-/// What happens to the parameters of path elements: `;` and all that follows it in the element.
+/// The handling of path element parameters: `;` and the following text of the element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Parameters {
     Dropped,
     Kept,
 }
 
-/// A path as the most forgiving application reads it.
+/// A normalized path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FoldedPath {
     pub(crate) text: String,
-    /// It has a `.` or `..` element.
+    /// True if it has a `.` or `..` element.
     pub(crate) climbs: bool,
 }
 
-/// Folds a path whose escapes are decoded. Backslashes are slashes. Empty elements, blanks around an element and dots at
-/// its end do not count, nor does case. A NUL ends the path.
+/// Normalizes a decoded path. Backslashes become slashes; empty elements, blanks around an element, dots at its
+/// end and case are removed. A NUL ends the path.
 pub(crate) fn folded_path(decoded: &str, parameters: Parameters) -> FoldedPath {
     let decoded = decoded.split('\0').next().unwrap_or_default();
     let mut folded = FoldedPath { text: String::with_capacity(decoded.len()), climbs: false };
@@ -44,19 +44,19 @@ pub(crate) fn folded_path(decoded: &str, parameters: Parameters) -> FoldedPath {
     folded
 }
 
-/// An element without the stream of NTFS that it names: `::$DATA` of a file, `:$I30:$INDEX_ALLOCATION` of a directory.
+/// Returns an element without its NTFS stream: `::$DATA` of a file, `:$I30:$INDEX_ALLOCATION` of a directory.
 fn without_stream(element: &str) -> &str {
     let (name, stream) = element.split_once(':').unwrap_or((element, ""));
     if stream.starts_with('$') || stream.contains(":$") { name } else { element }
 }
 
-/// A text of a rule about paths, folded as paths of requests are.
+/// Normalizes the path of a rule like that of a request.
 pub(crate) fn folded_rule(path: &str, parameters: Parameters) -> String {
     let bytes = decoded_throughout(path).unwrap_or_else(|| path.as_bytes().to_vec());
     folded_path(&String::from_utf8_lossy(&bytes), parameters).text
 }
 
-/// A text without case; nothing is allocated when it has none.
+/// Folds the case of a text; allocates only if it changes.
 pub(crate) fn folded_case(text: &str) -> Cow<'_, str> {
     let has_no_case = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
     if text.bytes().all(has_no_case) {
@@ -67,7 +67,7 @@ pub(crate) fn folded_case(text: &str) -> Cow<'_, str> {
     Cow::Owned(folded)
 }
 
-/// Whether two texts differ in case at most; the second has none.
+/// True if a text equals a case-folded one, ignoring case.
 pub(crate) fn is_equal_folded(text: &str, folded: &str) -> bool {
     match text.is_ascii() {
         true => text.eq_ignore_ascii_case(folded),
@@ -75,8 +75,9 @@ pub(crate) fn is_equal_folded(text: &str, folded: &str) -> bool {
     }
 }
 
-/// Letters are equal when either their upper or their lower cases are: Java compares so, and it equates the most. The lower
-/// case comes first, because `ẞ` has no other upper case and `ß`, its lower case, has `SS`.
+/// Folds case so that letters are equal if either their upper or their lower cases are, as in Java, which
+/// equates the most. The lower case comes first, because `ẞ` has no other upper case and `ß`, its lower case,
+/// has `SS`.
 fn fold_case(text: &str, folded: &mut String) {
     for c in text.chars() {
         match c {
@@ -89,14 +90,14 @@ fn fold_case(text: &str, folded: &mut String) {
     }
 }
 
-/// The bytes that a text stands for when escapes are decoded until none is left. `None`: so many layers of them
-/// that it is unknown where an application stops.
+/// Decodes a text until no escape remains. `None` for too many layers, since the layer at which an application
+/// stops is unknown.
 pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
     let (decoded, is_whole) = decoded_layers(text);
     is_whole.then_some(decoded)
 }
 
-/// The bytes that as many layers of escapes stand for as applications decode, and whether no escape is left.
+/// Decodes as many layers of escapes as applications do, and true if no escape remains.
 pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     let mut bytes = text.as_bytes().to_vec();
     for _ in 0..=LAYERS_MAX {
@@ -109,7 +110,7 @@ pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     (bytes, false)
 }
 
-/// One layer: `%xx`, `%uxxxx` as IIS reads it, and characters in more bytes than UTF-8 has for them.
+/// Decodes one layer: `%xx`, `%uxxxx` as in IIS, and overlong UTF-8.
 pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -132,8 +133,7 @@ pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// A character in more bytes than it takes (RFC 3629 §3 and §10): two to six bytes, as the first decoders of UTF-8 read
-/// them.
+/// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did.
 fn overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
     let (followers, bits, least) = match first {
         0xC0..=0xC1 => (1, first & 0x1F, 0x80),
@@ -171,18 +171,18 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// IIS and parsers of URLs take a backslash for a slash.
+/// True for a slash or a backslash, which IIS and URL parsers read as a slash.
 pub(crate) fn is_separator(c: char) -> bool {
     matches!(c, '/' | '\\')
 }
 
-/// Frameworks trim blanks, and `$` of many regular expressions matches before a last line feed. JavaScript trims a byte order
-/// mark, too.
+/// True for a character that applications trim: frameworks trim blanks, `$` of many regular expressions matches
+/// before a final line feed, and JavaScript trims a byte order mark.
 pub(crate) fn is_blank(c: char) -> bool {
     c.is_whitespace() || c.is_control() || c == '\u{feff}'
 }
 
-/// Escapes of escapes: an application behind two proxies decodes three times at most.
+/// The maximum layers of escapes: an application behind two proxies decodes at most three times.
 const LAYERS_MAX: usize = 4;
 
 #[cfg(test)]

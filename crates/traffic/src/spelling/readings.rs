@@ -3,8 +3,8 @@
 use super::folded::{decoded_once, is_blank, is_separator};
 use super::lossy;
 
-/// The path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. The parser of the WHATWG takes
-/// more slashes, and backslashes, for the two.
+/// Returns the path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. WHATWG
+/// parsers also accept more slashes, and backslashes.
 fn after_authority(path: &str) -> Option<&str> {
     let begin = path.find(|c| !is_separator(c) && !is_blank(c))?;
     let (slashes, authority) = path.split_at_checked(begin)?;
@@ -30,9 +30,10 @@ pub(crate) fn names_authority(path: &str) -> bool {
     }
 }
 
-/// The other paths that an application may read in this one. It may decode escapes, and parse the path, in any order: parsers
-/// leave out an authority, a query or a fragment, tabs and line ends; some end a path at a semicolon; bytes that are no UTF-8
-/// are Latin-1 to some. Texts that differ in escapes alone are one path. `None`: these are too many, or too long together.
+/// Returns the alternative paths that an application may read. Decoding and parsing may happen in any order:
+/// parsers remove an authority, a query or a fragment, tabs and line ends; some end a path at a semicolon; some
+/// read invalid UTF-8 as Latin-1. Texts that differ only in escapes are one path. `None` if the paths are too
+/// many, or too long in total.
 pub(crate) fn other_readings(sent: &str) -> Option<Vec<String>> {
     let mut texts = vec![sent.as_bytes().to_vec()];
     let (mut at, mut bytes) = (0, 0);
@@ -69,7 +70,7 @@ pub(crate) fn other_readings(sent: &str) -> Option<Vec<String>> {
     Some(others)
 }
 
-/// The path before one of these characters.
+/// Returns the path before one of these characters.
 fn before(path: &str, ends: &[char]) -> Option<String> {
     path.split_once(ends).map(|(path, _)| path.to_owned())
 }
@@ -79,17 +80,17 @@ fn without_breaks(path: &str) -> Option<String> {
     path.contains(breaks).then(|| path.replace(breaks, ""))
 }
 
-/// Bytes that are no UTF-8 in Latin-1.
+/// Decodes invalid UTF-8 as Latin-1.
 fn latin(bytes: &[u8]) -> Option<String> {
     let is_latin = std::str::from_utf8(bytes).is_err();
     is_latin.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
 }
 
-/// The most paths that are read in one.
+/// The maximum number of alternative paths.
 const READINGS_MAX: usize = 8;
-/// The most bytes of these together.
+/// The maximum total length of alternative paths.
 const READING_BYTES_MAX: usize = 16 * 1024;
-/// The most texts that are parsed, with all layers of escapes.
+/// The maximum number of parsed texts, with all layers of escapes.
 const TEXTS_MAX: usize = 24;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! The values that a header or a parameter may have to an application.
+//! Values that an application may read in a header or a parameter.
 
 use super::folded::{decoded_layers, is_blank};
 use super::lossy;
 
-/// True when one of the values that a header, joined, may have to an application fits: these together, each of them, each
-/// without its parameters, and all that without escapes, quotes, blanks around `=`, and bytes that are no text. A header with
-/// more values than are compared fits.
+/// True if one of the possible values of a joined header matches: all together, each one, each without its
+/// parameters, and all of these without escapes, quotes, blanks around `=`, and invalid UTF-8. A header with
+/// too many values always matches.
 pub(crate) fn any_value(joined: &str, mut fits: impl FnMut(&str) -> bool) -> bool {
     let found = kinds(joined);
     let is_written_plainly = found & ODD == 0 && found & (PAIRED | BLANK) != PAIRED | BLANK;
@@ -14,12 +14,12 @@ pub(crate) fn any_value(joined: &str, mut fits: impl FnMut(&str) -> bool) -> boo
         || !is_written_plainly && any_other_value(joined, &mut fits)
 }
 
-/// The same for a text that is decoded already and in which quotes count.
+/// Does the same for a decoded text in which quotes are literal.
 pub(crate) fn any_listed_value(text: &str, fits: impl FnMut(&str) -> bool) -> bool {
     has_too_many(text) || values(text, kinds(text)).any(fits)
 }
 
-/// The kinds of bytes in a text.
+/// Returns the kinds of bytes in a text.
 fn kinds(text: &str) -> u8 {
     text.bytes().fold(0, |found, byte| found | KINDS[usize::from(byte)])
 }
@@ -29,7 +29,7 @@ fn has_too_many(joined: &str) -> bool {
         && joined.bytes().filter(|byte| matches!(byte, b',' | b';')).count() > VALUES_MAX
 }
 
-/// The values in a text that has these kinds of bytes.
+/// Returns the values of a text with these kinds of bytes.
 fn values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
     let listed = joined.split(',').map(bare_value);
     let has_parameters = found & WITH_PARAMETERS != 0;
@@ -37,21 +37,21 @@ fn values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
     [joined, bare_value(joined)].into_iter().chain(listed).chain(parts.into_iter().flatten())
 }
 
-/// Compares the values as parsers of cookies and of quoted texts leave them, with escapes as they are and decoded. Apart, so
-/// that the usual value needs no room for it.
+/// Compares the values after cookie and quoted-string parsing, with and without decoding. Separate, so that the
+/// usual value needs no stack space for it.
 #[inline(never)]
 fn any_other_value(joined: &str, fits: &mut impl FnMut(&str) -> bool) -> bool {
     let text = unquoted(joined);
     let decoded = text.contains('%').then(|| unquoted(&lossy(&decoded_layers(&text).0)));
     [Some(text), decoded].into_iter().flatten().any(|text| {
-        // Python's parser of cookies ends a cookie at a blank.
+        // Python's cookie parser ends a cookie at a blank.
         let words = || text.split([',', ';', ' ']).filter(|word| word.contains('='));
         values(&text, WITH_PARAMETERS).any(&mut *fits) || words().any(&mut *fits)
     })
 }
 
-/// A text without quotes, without the backslashes of quoted pairs and octal escapes (Python writes `"\162"` for `r`), and
-/// without blanks around `=`. A byte that is no UTF-8 may be a blank of Latin-1, which applications trim.
+/// Returns a text without quotes, quoted-pair backslashes and octal escapes (Python writes `"\162"` for `r`),
+/// and without blanks around `=`. An invalid UTF-8 byte may be a Latin-1 blank, which applications trim.
 fn unquoted(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -79,12 +79,12 @@ fn octal(escape: &str) -> Option<(char, &str)> {
     Some((char::from(byte), left))
 }
 
-/// A value without blanks around it and without quotes.
+/// Returns a value without quotes and surrounding blanks.
 pub(crate) fn bare_value(value: &str) -> &str {
     value.trim_matches(is_blank).trim_matches('"').trim_matches(is_blank)
 }
 
-/// A quote, a backslash, an escape, a byte beyond ASCII.
+/// A quote, a backslash, an escape, or a non-ASCII byte.
 const ODD: u8 = 1;
 /// A semicolon.
 const WITH_PARAMETERS: u8 = 2;
@@ -110,7 +110,7 @@ const KINDS: [u8; 256] = {
     kinds
 };
 
-/// The most values of a header or a parameter that are compared with a rule.
+/// The maximum number of values of a header or a parameter that are compared with a rule.
 const VALUES_MAX: usize = 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Whom requests keep to, whatever the weights say.
+//! Tests of session affinity, independent of weights.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ fn view(name: &str, rules: Vec<RouteRule>, endpoints: usize) -> (ServiceName, Ar
     (service(name), Arc::new(view))
 }
 
-/// A service whose rule leads to two others, with these weights and so many endpoints each.
+/// A service with a rule for two others, with these weights and this number of endpoints each.
 fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
     let persistence = Persistence {
         name: Some("x-cart".into()),
@@ -78,13 +78,12 @@ fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
     Plans::build(Arc::new(snapshot), None).unwrap()
 }
 
-/// The backend and the endpoint that a request with this value goes to, by this draw, and what an
-/// endpoint would tell its client.
+/// The backend and the session of a request with this value, by this draw.
 fn ask(plans: &Plans, value: Option<&str>, draw: u64) -> (Option<String>, Option<Box<Stay>>) {
     ask_where(|_| true, plans, value, draw)
 }
 
-/// The same where only some endpoints are well.
+/// The same with only some endpoints healthy.
 fn ask_where(
     is_well: impl Fn(&Endpoint) -> bool,
     plans: &Plans,
@@ -120,7 +119,7 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
     for name in ["blue", "green"] {
         for endpoint in &*endpoints(&both, name) {
             let value = told(&ask(&both, None, 0).1.unwrap(), &endpoint.id);
-            // Whatever the weights are now, and where a share of requests is answered 500.
+            // With any current weights, also if a share of requests is answered with 500.
             for plans in
                 [plans([1, 1], 0, 5), plans([0, 0], 0, 5), plans([1, 0], 1, 5), plans([0, 1], 9, 5)]
             {
@@ -130,7 +129,7 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
                     let among = endpoints(&plans, name);
                     let kept = stay.as_ref().unwrap().endpoint(&among).unwrap();
                     assert_eq!(kept.id, endpoint.id);
-                    // It is told the same again.
+                    // The value is unchanged.
                     assert_eq!(told(&stay.unwrap(), &endpoint.id), value);
                 }
             }

@@ -1,11 +1,11 @@
-//! What a tag rule or a lane demands of every request exactly.
+//! Necessary conditions of tag rules and lanes, for their index.
 
 use leno_model::Quorum;
 
 use super::matcher::TagMatcher;
 use crate::lookup::{Demand, Key};
 
-/// All such demands, by which rules are looked up.
+/// Returns the exact conditions that every matching request meets.
 pub(super) fn demands(matcher: &TagMatcher) -> Vec<Demand> {
     let demands_all = matcher.quorum == Quorum::All || matcher.headers.len() == 1;
     let headers = matcher.headers.iter().filter(|_| demands_all).filter_map(|test| {

@@ -1,4 +1,4 @@
-//! Lanes: which headers a request gets at the entrance of a service.
+//! Lanes: headers added to requests at the entry of a service.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use crate::request::{RequestView, header};
 /// The lanes of a workload, compiled.
 #[derive(Debug, Default)]
 pub struct Lanes {
-    /// By port of the application, in order of precedence.
+    /// By application port, in order of precedence.
     ports: BTreeMap<u16, PortLanes>,
 }
 
 #[derive(Debug)]
 struct PortLanes {
     lanes: Box<[Lane]>,
-    /// Where there are many.
+    /// An index, if there are many.
     lookup: Option<Box<Lookup>>,
 }
 
@@ -30,16 +30,16 @@ struct PortLanes {
 struct Lane {
     matcher: TagMatcher,
     shares: Shares,
-    /// One of these, by what is drawn.
+    /// Alternatives, one of which is drawn.
     marks: Box<[Box<[Mark]>]>,
     origin: RuleOrigin,
     hits: HitSlot,
 }
 
-/// The headers that a request gets.
+/// The headers to add to a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Marks<'a> {
-    /// The rule that decided: where it was written, and where its decisions are counted.
+    /// The rule that decided, with its origin and match counter.
     pub rule: Option<(&'a RuleOrigin, &'a HitSlot)>,
     headers: &'a [Mark],
 }
@@ -51,7 +51,7 @@ impl Lanes {
     /// Compiles the lanes of a workload.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first regular expression that cannot be used.
+    /// [`BadPattern`] for the first invalid regular expression.
     pub fn compile(lanes: &BTreeMap<u16, Vec<LaneRule>>) -> Result<Self, BadPattern> {
         let mut ports = BTreeMap::new();
         for (port, rules) in lanes {
@@ -61,14 +61,14 @@ impl Lanes {
         Ok(Self { ports })
     }
 
-    /// Whether requests for this port may be marked.
+    /// True if requests to this port may be marked.
     #[must_use]
     pub fn concern(&self, port: u16) -> bool {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// What a request for a port of the application is marked with: the first rule that fits
-    /// draws once, and no other is asked.
+    /// Returns the headers for a request to a port of the application: the first matching rule draws once, and
+    /// later ones are not tried.
     pub fn mark(
         &self,
         port: u16,
@@ -90,7 +90,7 @@ impl PortLanes {
         Self { lanes, lookup }
     }
 
-    /// The first that fits.
+    /// Returns the first match.
     fn first(&self, request: &RequestView<'_>) -> Option<&Lane> {
         let Some(lookup) = &self.lookup else {
             return self.lanes.iter().find(|lane| lane.matcher.matches(request));
@@ -119,13 +119,13 @@ impl Lane {
 }
 
 impl<'a> Marks<'a> {
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.headers.is_empty()
     }
 
-    /// Those that the request does not have yet: what it has stays.
+    /// Returns the headers that the request does not have; existing ones are kept.
     pub fn missing(&self, request: &RequestView<'_>) -> impl Iterator<Item = (&'a str, &'a str)> {
         let absent = |(name, _): &&(Box<str>, Box<str>)| {
             header(request, name, leno_model::Repeated::First).is_none()

@@ -1,4 +1,4 @@
-//! Matches of tag rules and lanes, compiled.
+//! Compiled matches of tag rules and lanes.
 
 use std::borrow::Cow;
 
@@ -10,11 +10,10 @@ use crate::pattern::{BadPattern, PatternField};
 use crate::query::{decoded_text, parameter};
 use crate::request::{RequestView, header};
 
-/// A [`TagMatch`], compiled; its stem is looked at by whoever holds it.
+/// A compiled [`TagMatch`], without its stem, which the owner checks.
 ///
-/// As in routes: header names `:authority` and `host` stand for the authority as it was sent, and
-/// of a repeated query parameter the first value counts, percent-decoded. Cookies are those of the
-/// first `Cookie` header.
+/// As in routes, the header names `:authority` and `host` mean the authority as sent, and of a repeated query
+/// parameter the first value counts, percent-decoded. Cookies are those of the first `Cookie` header.
 #[derive(Debug, Clone)]
 pub(super) struct TagMatcher {
     pub(super) path: PathMatcher,
@@ -46,7 +45,7 @@ impl TagMatcher {
             && (self.query.is_empty() && self.cookies.is_empty() || self.rest_holds(request))
     }
 
-    /// Apart, so that rules about neither need no room for it.
+    /// Separate, so that rules without headers and cookies need no stack space for it.
     #[inline(never)]
     fn rest_holds(&self, request: &RequestView<'_>) -> bool {
         let query = |test: &NamedTest| {
@@ -65,7 +64,7 @@ impl TagMatcher {
     }
 }
 
-/// Whether enough of the tests hold.
+/// True if enough of the tests hold.
 fn quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> bool) -> bool {
     match quorum {
         Quorum::All => tests.iter().all(holds),
@@ -73,7 +72,7 @@ fn quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> boo
     }
 }
 
-/// A cookie's value, as it was sent.
+/// Returns the value of a cookie, as sent.
 pub(crate) fn cookie<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
     let value = |text: &str| -> Option<std::ops::Range<usize>> {
         let mut at = 0;
@@ -91,10 +90,10 @@ pub(crate) fn cookie<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a
     }
 }
 
-/// Whether a rule is for the requests of this caller.
+/// True if a rule applies to requests of this caller.
 ///
 /// # Errors
-/// [`BadPattern`] for the first regular expression that cannot be used.
+/// [`BadPattern`] for the first invalid regular expression.
 pub(super) fn is_for(from: &Callers, caller: &Caller) -> Result<bool, BadPattern> {
     if from.service.as_ref().is_some_and(|service| !caller.services.contains(service)) {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! Tag rules, compiled for one caller; who is in which set comes later.
+//! Tag rules compiled for one caller, without the instances of their sets.
 
 use std::collections::BTreeMap;
 
@@ -16,31 +16,31 @@ use crate::lookup::Lookup;
 use crate::pattern::{BadPattern, Pattern, PatternField};
 use crate::request::{RequestView, header};
 
-/// The rules that are for one caller.
+/// The rules for one caller.
 #[derive(Debug)]
 pub(super) struct Compiled {
     pub(super) rules: Box<[Rule]>,
     lookup: Lookup,
     stems: Box<[Pattern]>,
-    /// What takes requests that no rule fits, by which stems fit them.
+    /// The sets for requests without a matching rule, by the combination of matching stems.
     unmatched: Box<[Box<[SetId]>]>,
     pub(super) by_caller: Box<[Preference]>,
-    /// Every set that a decision may name; the first is [`Set::Every`].
+    /// All sets of possible decisions; the first is [`Set::Every`].
     pub(super) sets: Box<[Set]>,
-    /// Whether requests are looked at.
+    /// True if decisions depend on the request.
     by_request: bool,
 }
 
-/// A set, by its place.
+/// The index of a set.
 pub(super) type SetId = usize;
 
 /// All instances.
 pub(super) const EVERY: SetId = 0;
 
-/// A [`TagRule`], compiled.
+/// A compiled [`TagRule`].
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// Its place among all rules, also those for other callers.
+    /// Its index among all rules, including those for other callers.
     pub(super) index: usize,
     matcher: TagMatcher,
     stem: Option<usize>,
@@ -50,26 +50,26 @@ pub(super) struct Rule {
     sticky: Option<(Sticky, u64)>,
 }
 
-/// A [`TagSplit`], compiled.
+/// A compiled [`TagSplit`].
 #[derive(Debug)]
 pub(super) struct Split {
     shares: Shares,
     targets: Box<[SetId]>,
-    /// The target that is only taken when the fallback has nobody.
+    /// The target that is used only if the fallback has no instances.
     pub(super) spilling: Option<usize>,
 }
 
-/// A [`CallerRule`], compiled.
+/// A compiled [`CallerRule`].
 #[derive(Debug)]
 pub(super) struct Preference {
-    /// Its place among all rules, also those for other callers.
+    /// Its index among all rules, including those for other callers.
     pub(super) index: usize,
     pub(super) shares: Shares,
     pub(super) sets: Box<[Set]>,
     pub(super) min_percent: u32,
     pub(super) min_total: u32,
     pub(super) goes_on: bool,
-    /// Whether others take requests while none of the preferred instances is well.
+    /// True if other instances may take requests while none of the preferred ones is healthy.
     pub(super) yields: bool,
 }
 
@@ -106,7 +106,7 @@ impl Compiled {
         })
     }
 
-    /// The rule that decides a request.
+    /// Returns the rule for a request.
     pub(super) fn rule(&self, request: &RequestView<'_>) -> Option<&Rule> {
         let mask = self.stem_mask(request);
         let fits = |index: usize| {
@@ -118,7 +118,7 @@ impl Compiled {
         self.lookup.first(request, fits).and_then(|index| self.rules.get(index))
     }
 
-    /// What takes a request that no rule fits, in order.
+    /// Returns the sets for a request without a matching rule, in order.
     pub(super) fn unmatched(&self, request: &RequestView<'_>) -> &[SetId] {
         if !self.by_request {
             return &[EVERY];
@@ -157,7 +157,7 @@ impl Rule {
         })
     }
 
-    /// What makes the request's draw one of its client's, if something does.
+    /// Returns the draw for the request's client, if the rules are sticky and the value is present.
     pub(super) fn sticky_point(&self, request: &RequestView<'_>) -> Option<u64> {
         let (sticky, salt) = self.sticky.as_ref()?;
         let value = match sticky {
@@ -168,12 +168,12 @@ impl Rule {
     }
 }
 
-/// The same for all replicas of a rule, and another for each rule.
+/// Returns a salt that is the same for all replicas of a rule, and differs between rules.
 fn salt(rule: &TagRule) -> u64 {
     hash(u64::from(rule.origin.index), &rule.origin.name.to_string())
 }
 
-/// What is left of 100 percent.
+/// The rest of 100 percent.
 #[derive(Clone, Copy)]
 enum Rest {
     /// Goes to the fallback, or else outside of the targets.
@@ -197,7 +197,7 @@ impl Split {
         Self { shares, targets: targets.into(), spilling }
     }
 
-    /// Draws one of the targets; `None` for what is left to nobody.
+    /// Draws one of the targets; `None` for a rest that goes nowhere.
     pub(super) fn draw(
         &self,
         draw: Draw,
@@ -212,10 +212,10 @@ impl Split {
     }
 }
 
-/// What the words of a rule mean for one caller.
+/// The context in which the sets of a rule are resolved for one caller.
 struct Meaning<'a> {
     caller: &'a Caller,
-    /// What the default set leaves out.
+    /// The sets that the default set excludes.
     outside: &'a [Set],
 }
 
@@ -236,7 +236,7 @@ impl Meaning<'_> {
     }
 }
 
-/// All sets that were named so far, each once.
+/// All sets so far, each once.
 struct Sets {
     places: BTreeMap<Set, SetId>,
 }
@@ -260,7 +260,7 @@ impl Sets {
     }
 }
 
-/// The different stems of the rules.
+/// The distinct stems of the rules.
 struct Stems<'a> {
     texts: Vec<&'a str>,
     patterns: Vec<Pattern>,
@@ -271,7 +271,7 @@ impl<'a> Stems<'a> {
         let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
         for (_, rule) in rules {
             let Some(text) = rule.matches.stem.as_deref() else { continue };
-            // Readers refuse more: each doubles the sets.
+            // The configuration readers reject more: each one doubles the number of lists.
             if stems.texts.contains(&text) || stems.texts.len() == STEMS_MAX {
                 continue;
             }
@@ -294,7 +294,7 @@ fn named(rule: &TagRule, caller: &Caller) -> Vec<Set> {
     Set::named(&rule.split.targets, caller)
 }
 
-/// What takes requests that no rule fits: a list for each combination of stems that may fit.
+/// Returns the sets for requests without a matching rule: a list for each combination of stems.
 fn unmatched(
     otherwise: &[Otherwise],
     (rules, stems): (&[(usize, &TagRule)], &Stems<'_>),
@@ -342,7 +342,7 @@ impl Preference {
     }
 }
 
-/// A target that asks for a parameter of a caller that has none at all means nothing.
+/// A target with a caller parameter is ignored if the caller does not have the parameter.
 fn has_meaning(target: &TagTarget, caller: &Caller) -> bool {
     let (TagSet::All(tags) | TagSet::Any(tags)) = &target.set else {
         return true;

@@ -1,4 +1,4 @@
-//! Sets of instances: what they are, and who is in them as things stand.
+//! Sets of instances and their members.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use leno_model::{Caller, Endpoint, TagSet, TagTarget, TagValue};
 
-/// Tags and what they must be: this value, or absent.
+/// Tags and their required state: this value, or absent.
 pub(super) type Tags = BTreeMap<String, Option<String>>;
 
-/// A set of instances, with nothing left to find out but who is in it.
+/// A set of instances, fully resolved except for its members.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Set {
     Every,
     All(Tags),
     Any(Tags),
-    /// What none of these holds.
+    /// The complement of these sets.
     Outside(Vec<Self>),
 }
 
 impl Set {
-    /// The set of a target as this caller means it. `outside`: what the default set leaves out.
+    /// Resolves the set of a target for this caller. `outside`: the sets that the default set excludes.
     pub(super) fn of(set: &TagSet, caller: &Caller, outside: &[Self]) -> Self {
         let tags = |tags: &BTreeMap<String, TagValue>| {
             let value = |(name, value): (&String, &TagValue)| {
@@ -40,7 +40,7 @@ impl Set {
         }
     }
 
-    /// The sets that a rule names by tags.
+    /// Returns the sets that a rule defines by tags.
     pub(super) fn named(targets: &[TagTarget], caller: &Caller) -> Vec<Self> {
         let by_tags = targets.iter().map(|target| &target.set);
         let by_tags = by_tags.filter(|set| matches!(set, TagSet::All(_) | TagSet::Any(_)));
@@ -67,7 +67,7 @@ impl Set {
         }
     }
 
-    /// Those of `endpoints` that are in it.
+    /// Returns the members among `endpoints`.
     pub(super) fn among(&self, endpoints: &Endpoints) -> Endpoints {
         let inside = endpoints.iter().filter(|endpoint| self.has(endpoint));
         let inside: Vec<_> = inside.cloned().collect();
@@ -78,7 +78,7 @@ impl Set {
     }
 }
 
-/// Endpoints as requests hold them.
+/// A shared list of endpoints.
 pub type Endpoints = Arc<[Arc<Endpoint>]>;
 
 /// `version=2, zone=a`; `one of: …`; `neither (…) nor (…)`; `any instance`.

@@ -1,8 +1,8 @@
-//! Shares: which of several targets a draw falls to, and what draws.
+//! Weighted draws among targets.
 
 use leno_model::{TagSplit, Weights};
 
-/// Targets by weight: each has the points from the end of the one before it up to its own.
+/// Targets by weight: each has the points from the end of the previous one up to its own end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shares {
     ends: Box<[u64]>,
@@ -10,7 +10,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// The shares of a split, and whether something is left of 100 percent after its targets.
+    /// Returns the shares of a split, and true if its targets leave a rest of 100 percent.
     pub(super) fn of(split: &TagSplit) -> (Self, bool) {
         let mut end = 0_u64;
         let ends = split.targets.iter().map(|target| {
@@ -28,7 +28,7 @@ impl Shares {
         }
     }
 
-    /// The shares of a lane's marks.
+    /// Returns the shares of a lane's marks.
     pub(super) fn of_percentages(percentages: impl Iterator<Item = u32>) -> Self {
         let mut end = 0_u64;
         let ends = percentages.map(|percent| {
@@ -38,25 +38,25 @@ impl Shares {
         Self { ends: ends.collect(), total: PERCENT }
     }
 
-    /// How many points there are: a draw is a number below.
+    /// Returns the number of points: a draw is a smaller number.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// How many targets there are.
+    /// Returns the number of targets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// How many points a target has; of the index after the last, what none has.
+    /// Returns the number of points of a target; for the index after the last, those of no target.
     #[must_use]
     pub fn points(&self, index: usize) -> u64 {
         let end = |index| self.ends.get(index).copied();
@@ -64,47 +64,47 @@ impl Shares {
         end(index).unwrap_or(self.total).saturating_sub(before)
     }
 
-    /// The target that a point belongs to; the number of targets when it is nobody's.
+    /// Returns the target of a point; the number of targets if it has none.
     #[must_use]
     pub fn at(&self, point: u64) -> usize {
         self.ends.iter().position(|end| point < *end).unwrap_or(self.ends.len())
     }
 
-    /// The only target that can be drawn, if there is only one.
+    /// Returns the only possible target, if there is only one.
     fn certain(&self) -> Option<usize> {
         let first = self.at(0);
         (self.points(first) >= self.total).then_some(first)
     }
 
-    /// Draws, unless there is nothing to choose.
+    /// Draws a target, unless only one is possible.
     pub(super) fn draw(&self, draw: Draw, chance: &mut impl Chance) -> usize {
         self.certain().unwrap_or_else(|| chance.pick(draw, self))
     }
 }
 
-/// What is drawn.
+/// The subject of a draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Draw {
-    /// A target of the rule that decides.
+    /// A target of the matching rule.
     Route,
     /// A target of its fallback.
     Fallback,
-    /// A target of the rule by caller.
+    /// A target of the caller rule.
     Caller,
     /// A mark of a lane.
     Lane,
 }
 
-/// What draws.
+/// A source of draws.
 pub trait Chance {
-    /// The target drawn; the number of targets when it is none.
+    /// Returns the drawn target; the number of targets for none.
     fn pick(&mut self, draw: Draw, shares: &Shares) -> usize;
 }
 
-/// Random numbers, spread over all 64 bits.
+/// Random numbers, uniform over 64 bits.
 impl<F: FnMut() -> u64> Chance for F {
     fn pick(&mut self, _: Draw, shares: &Shares) -> usize {
-        // Totals are far below 64 bits, and so is the bias of the remainder.
+        // Totals are far below 64 bits, so the bias of the remainder is negligible.
         let point = self().checked_rem(shares.total).unwrap_or(0);
         shares.at(point)
     }

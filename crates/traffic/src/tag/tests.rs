@@ -1,4 +1,4 @@
-//! What the vectors do not say: looking up, sticking, taking over, telling.
+//! Tests beyond the vectors: indexing, stickiness, reuse and descriptions.
 
 use std::collections::BTreeMap;
 
@@ -169,7 +169,7 @@ fn a_client_stays_with_its_target_as_shares_grow() {
             shares[1] += u32::from(at(&large));
         }
         assert!((70..130).contains(&shares[0]) && (250..350).contains(&shares[1]), "{shares:?}");
-        // Without the value chance decides.
+        // Without the value the draw is random.
         let fields = Vec::new();
         let draws = [5, 95].map(|point| names(&small.choose(&view(&fields), &mut || point)));
         assert_eq!(draws, [["new"], ["old"]]);
@@ -283,7 +283,7 @@ fn a_lane_marks_its_share_and_keeps_what_is_there() {
     assert_eq!(marks(80, &marked, 0), ["x-way=n"]);
 }
 
-/// Rules over few headers and values, so that several often fit.
+/// Rules with a small set of headers and values, so that several often match.
 fn any_match() -> impl Strategy<Value = TagMatch> {
     let relation = prop_oneof![
         Just(TextRelation::Exact),
@@ -332,7 +332,7 @@ proptest! {
             matcher::TagMatcher::compile(matches).unwrap().matches(&request)
         });
         prop_assert_eq!(compiled.rule(&request).map(|rule| rule.index), naive);
-        // Lanes are looked up in the same way.
+        // Lanes are indexed in the same way.
         let lane = |(index, matches): (u32, &TagMatch)| LaneRule {
             origin: origin(index),
             precedence: 0,

@@ -1,4 +1,4 @@
-//! Traces: every way that a decision may go, each with its probability.
+//! Enumeration of all possible tag routing results with their probabilities.
 
 use std::sync::Arc;
 
@@ -8,26 +8,26 @@ use super::TagPlan;
 use super::share::{Chance, Draw, Shares};
 use crate::request::RequestView;
 
-/// One way that a decision may go.
+/// One possible result.
 #[derive(Debug, Clone)]
 pub struct TagOutcome {
-    /// How probable it is, from 0 to 1.
+    /// The probability, from 0 to 1.
     pub share: f64,
-    /// The rule that decides, by its place among the rules; none fits when absent.
+    /// The index of the matching rule; absent if none matches.
     pub rule: Option<usize>,
-    /// The rule by caller that narrowed the instances down further, by its place.
+    /// The index of the caller rule that narrowed the instances further.
     pub by_caller: Option<usize>,
-    /// The set of instances that was chosen, in words; nobody is left when absent.
+    /// The description of the selected set; absent if no instance remains.
     pub set: Option<String>,
-    /// Who is left.
+    /// The remaining instances.
     pub endpoints: Arc<[Arc<Endpoint>]>,
-    /// Whether others take such requests while none of these is well.
+    /// True if other instances take such requests while none of these is healthy.
     pub yields: bool,
 }
 
 impl TagPlan {
-    /// Every way that a request may go, or a connection in which none is seen; ways that lead to
-    /// the same instances by the same rules are one.
+    /// Returns all possible results for a request, or for an opaque connection; results with the same instances
+    /// and rules are merged.
     #[must_use]
     pub fn outcomes(&self, request: Option<&RequestView<'_>>) -> Vec<TagOutcome> {
         let mut outcomes: Vec<TagOutcome> = Vec::new();
@@ -62,10 +62,10 @@ impl TagPlan {
     }
 }
 
-/// Draws that go through all possibilities, one run after the other.
+/// A source of draws that enumerates all possibilities, one per run.
 #[derive(Default)]
 struct Script {
-    /// What is drawn, and out of how many.
+    /// The drawn index and the number of choices of each draw.
     draws: Vec<(usize, usize)>,
     at: usize,
     probability: f64,
@@ -77,7 +77,7 @@ impl Script {
         self.probability = 1.0;
     }
 
-    /// Turns to the next run; false when there is none.
+    /// Advances to the next run; false if there is none.
     fn advance(&mut self) -> bool {
         while let Some((drawn, choices)) = self.draws.pop() {
             if drawn + 1 < choices {

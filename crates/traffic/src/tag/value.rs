@@ -1,11 +1,11 @@
-//! Tests of values, compiled.
+//! Compiled value tests.
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
 use crate::lookup::folded_text;
 use crate::pattern::{BadPattern, Pattern, PatternField};
 
-/// A [`FieldTest`], compiled.
+/// A compiled [`FieldTest`].
 #[derive(Debug, Clone)]
 pub(super) struct NamedTest {
     pub(super) name: Box<str>,
@@ -25,13 +25,13 @@ impl NamedTest {
     }
 }
 
-/// A [`ValueTest`], compiled.
+/// A compiled [`ValueTest`].
 #[derive(Debug, Clone)]
 pub(super) enum Test {
     Present,
     Absent,
     Never,
-    /// Values must be in lower case before they are compared when `folded`.
+    /// If `folded`, values are lowercased before comparison.
     Text {
         relation: Relation,
         folded: bool,
@@ -86,7 +86,7 @@ impl Test {
         })
     }
 
-    /// Whether a value passes.
+    /// True if a value passes.
     pub(super) fn passes(&self, value: Option<&str>) -> bool {
         match (self, value) {
             (Self::Present, value) => value.is_some(),
@@ -107,7 +107,7 @@ impl Test {
         }
     }
 
-    /// The values that pass, when those are all; and whether they are in lower case.
+    /// Returns the accepted values if they can be listed, and true if they are in lower case.
     pub(super) fn exact(&self) -> Option<(Vec<&str>, bool)> {
         let Self::Text { relation, folded } = self else {
             return None;

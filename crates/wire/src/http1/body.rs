@@ -1,4 +1,4 @@
-//! Bodies: where they end, and their framing in chunks.
+//! Body framing and decoding.
 
 use std::ops::Range;
 
@@ -13,20 +13,20 @@ use super::{BodyLength, FIELDS_MAX, FieldName, Malformed, Parsed};
 #[derive(Clone, Debug)]
 pub struct BodyDecoder {
     state: State,
-    /// The bytes left for chunk extensions of this body.
+    /// The remaining allowance for chunk extensions of this body.
     extensions_left: usize,
 }
 
-/// What one call of [`BodyDecoder::decode`] found.
+/// The result of one call of [`BodyDecoder::decode`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Skip this many bytes, framing and content. Zero without `complete`: more input is needed.
+    /// The number of bytes to skip, framing and content. Zero without `complete`: more input is needed.
     pub consumed: usize,
-    /// The content, within the consumed bytes; perhaps empty.
+    /// The content, within the consumed bytes; may be empty.
     pub data: Range<usize>,
-    /// The raw trailer section, its final CR LF included, if the body ended with one.
+    /// The raw trailer section, including its final CR LF, if the body has one.
     pub trailers: Option<Range<usize>>,
-    /// This was the end of the body: what follows the consumed bytes is not part of it.
+    /// The end of the body: bytes after the consumed ones are not part of it.
     pub complete: bool,
 }
 
@@ -43,7 +43,7 @@ enum State {
 }
 
 impl BodyDecoder {
-    /// A decoder at the start of a body.
+    /// Creates a decoder at the start of a body.
     #[must_use]
     pub fn new(length: BodyLength) -> Self {
         let state = match length {
@@ -55,12 +55,12 @@ impl BodyDecoder {
         Self { state, extensions_left: CHUNK_EXTENSION_BYTES_MAX }
     }
 
-    /// Finds the next piece of content at the start of `bytes`: everything available of a plain
-    /// body, at most one chunk of a chunked one. What is not consumed must be given again: at
-    /// most a chunk size, or a trailer section of [`HEAD_BYTES_MAX`](super::HEAD_BYTES_MAX).
+    /// Finds the next piece of content at the start of `bytes`: all available bytes of a plain body, at most
+    /// one chunk of a chunked one. Unconsumed bytes must be passed again: at most a chunk size, or a trailer
+    /// section of [`HEAD_BYTES_MAX`](super::HEAD_BYTES_MAX).
     ///
     /// # Errors
-    /// The framing is broken; the connection cannot be used any further.
+    /// The framing is invalid; the connection is no longer usable.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
         match self.state {
             State::Known(left) => Ok(self.plain(left, bytes.len())),
@@ -76,16 +76,16 @@ impl BodyDecoder {
         }
     }
 
-    /// Whether the whole body has been seen.
+    /// True if the whole body has been read.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         matches!(self.state, State::Complete)
     }
 
-    /// Tells the decoder that the connection was closed.
+    /// Ends the input: the connection was closed.
     ///
     /// # Errors
-    /// The body is not complete and is not one that ends this way.
+    /// The body is incomplete, and does not end with the connection.
     pub fn end_of_input(&mut self) -> Result<(), Malformed> {
         match self.state {
             State::UntilClose | State::Complete => {
@@ -102,7 +102,7 @@ impl BodyDecoder {
         Piece { consumed: take, data: 0..take, trailers: None, complete: left == 0 }
     }
 
-    /// One chunk of content at most, with all the framing around it that is there.
+    /// Decodes at most one chunk of content, with all available framing around it.
     fn chunks(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
         let mut piece = Piece::default();
         loop {
@@ -137,7 +137,7 @@ impl BodyDecoder {
         }
     }
 
-    /// The length of a chunk size line, or 0 if it is not all there (RFC 9112 §7.1).
+    /// Returns the length of a chunk size line, or 0 if it is incomplete (RFC 9112 §7.1).
     fn chunk_size(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let mut size = 0_u64;
         for (at, byte) in bytes.iter().enumerate() {
@@ -167,7 +167,7 @@ impl BodyDecoder {
         Ok(0)
     }
 
-    /// The length of the part of `bytes` that belongs to a chunk extension (RFC 9112 §7.1.1).
+    /// Returns the length of the part of `bytes` that belongs to a chunk extension (RFC 9112 §7.1.1).
     #[cold]
     fn chunk_extension(
         &mut self,
@@ -185,7 +185,7 @@ impl BodyDecoder {
         Ok(length)
     }
 
-    /// The length of the CR LF after the data of a chunk, or 0 if it is not all there.
+    /// Returns the length of the CR LF after the data of a chunk, or 0 if it is incomplete.
     fn chunk_end(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         match bytes {
             [] | [b'\r'] => Ok(0),
@@ -197,7 +197,7 @@ impl BodyDecoder {
         }
     }
 
-    /// The length of the trailer section with its final CR LF, or 0 if it is not all there.
+    /// Returns the length of the trailer section with its final CR LF, or 0 if it is incomplete.
     fn trailers(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let length = match bytes {
             [] | [b'\r'] => 0,
@@ -215,14 +215,14 @@ impl BodyDecoder {
 }
 
 impl State {
-    /// The state behind the size line of a chunk.
+    /// Returns the state after the size line of a chunk.
     fn of_chunk(size: u64) -> Self {
         if size == 0 { Self::Trailers } else { Self::ChunkData(size) }
     }
 }
 
-/// Appends the size line of a chunk; its data and [`CHUNK_END`] follow. Zero would end the body,
-/// so nothing is written for it.
+/// Appends the size line of a chunk; its data and [`CHUNK_END`] follow. Zero would end the body, so nothing is
+/// written for it.
 pub fn write_chunk_size(length: usize, out: &mut BytesMut) {
     let mut line = *b"0000000000000000\r\n";
     let mut rest = length;
@@ -241,7 +241,7 @@ pub fn write_chunk_size(length: usize, out: &mut BytesMut) {
     }
 }
 
-/// What follows the data of every chunk.
+/// The end of the data of every chunk.
 pub const CHUNK_END: &[u8] = b"\r\n";
 
 /// The end of a chunked body without trailers.
@@ -250,14 +250,14 @@ pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 /// The end of a chunked body with trailers; a raw trailer section follows.
 pub const TRAILERS_FOLLOW: &[u8] = b"0\r\n";
 
-/// How much of `left` is available, and what is left then.
+/// Splits `left` into the available part and the rest.
 fn take(left: u64, available: usize) -> (usize, u64) {
     let take = usize::try_from(left).unwrap_or(usize::MAX).min(available);
     (take, left.saturating_sub(take as u64))
 }
 
-/// Steps over a valid trailer section. Fields that frame or route a message may not come
-/// late (RFC 9110 §6.5.1): a reader that merges them would be told another length.
+/// Skips a valid trailer section. Framing and routing fields are not allowed here (RFC 9110 §6.5.1): a reader
+/// that merges them would find another length.
 fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
     let mut count = 0_usize;
     while !cursor.skip(CHUNK_END) {
@@ -272,7 +272,7 @@ fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// The most bytes that all chunk extensions of one body take: a peer could send them without end and without content.
+/// The maximum total length of a body's chunk extensions: a peer could send them endlessly without content.
 pub const CHUNK_EXTENSION_BYTES_MAX: usize = 16 * 1024;
 
 /// Sixteen hexadecimal digits are 64 bits.

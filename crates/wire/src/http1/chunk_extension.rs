@@ -1,19 +1,19 @@
-//! The extension of a chunk: read by its grammar, so that two readers find the same end of its line, and dropped.
+//! Chunk extensions: parsed strictly, so that all readers agree on the end of the line, and dropped.
 
 use super::Malformed;
 use super::scan::{TOKEN, is};
 
-/// A reader of the extensions of one chunk (RFC 9112 §7.1.1):
-/// `*( BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ] )`.
+/// A parser of the extensions of one chunk (RFC 9112 §7.1.1): `*( BWS ";" BWS name [ BWS "=" BWS ( token /
+/// quoted-string ) ] )`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChunkExtension(At);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum At {
-    /// Behind the size, or behind a quoted string.
+    /// After the size, or after a quoted string.
     #[default]
     Item,
-    /// White space behind an item: only another one may follow.
+    /// White space after an item: only another item may follow.
     AfterItem,
     BeforeName,
     Name,
@@ -22,24 +22,24 @@ enum At {
     Value,
     Quoted,
     Escaped,
-    /// Behind the CR of the line.
+    /// After the CR of the line.
     LineEnd,
 }
 
-/// The place behind the bytes that were read.
+/// The position after the bytes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     /// Inside the extensions.
     Part,
-    /// Behind the LF of their line.
+    /// After the LF of their line.
     Whole,
 }
 
 impl ChunkExtension {
-    /// The length of the part of `bytes` that belongs to the extensions and the end of their line.
+    /// Returns the length of the part of `bytes` that belongs to the extensions and the end of their line.
     ///
     /// # Errors
-    /// `LineEnd` for a CR or LF that stands alone, `ChunkExtension` for what the grammar does not have.
+    /// `LineEnd` for a bare CR or LF, `ChunkExtension` for other violations of the grammar.
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, Read), Malformed> {
         for (at, byte) in bytes.iter().enumerate() {
             match (self.0, byte) {

@@ -1,4 +1,4 @@
-//! Field lines: one pass that classifies, checks the framing fields and finds the hop-by-hop ones.
+//! Field lines: classification, framing checks and hop-by-hop detection in one pass.
 
 use super::scan::{Cursor, TOKEN, is, is_blank};
 use super::{BodyLength, FIELDS_MAX, Malformed, Span, Version};
@@ -8,15 +8,15 @@ use super::{BodyLength, FIELDS_MAX, Malformed, Span, Version};
 pub struct Field {
     /// The name as received.
     pub name: Span,
-    /// The value without the white space around it.
+    /// The value without surrounding white space.
     pub value: Span,
-    /// Which of the names that concern a proxy it is.
+    /// The classification of the name.
     pub kind: FieldName,
-    /// It is meant for this connection only: by its kind, or because `Connection` names it.
+    /// True for a field of this connection only: by its name, or because `Connection` lists it.
     pub hop_by_hop: bool,
 }
 
-/// The field names that concern a proxy.
+/// The field names that matter to a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the field of that name")]
 pub enum FieldName {
@@ -33,13 +33,13 @@ pub enum FieldName {
     ProxyAuthenticate,
     Authorization,
     Expect,
-    /// Any other field: it passes through untouched.
+    /// Any other field: it is forwarded unchanged.
     #[default]
     Other,
 }
 
 impl FieldName {
-    /// Which field `name` is, whatever its case.
+    /// Classifies a field name, ignoring case.
     #[inline]
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
@@ -61,7 +61,7 @@ impl FieldName {
         }
     }
 
-    /// Whether it never travels beyond one connection (RFC 9110 §7.6.1, §11.7).
+    /// True if the field never travels beyond one connection (RFC 9110 §7.6.1, §11.7).
     #[inline]
     #[must_use]
     pub fn is_hop_by_hop(self) -> bool {
@@ -84,7 +84,7 @@ impl FieldName {
     }
 }
 
-/// True for `known`, in any case of its letters. Whole words are compared, without a branch for each byte.
+/// True for `known` in any case. Compares whole words, without a branch for each byte.
 #[inline]
 fn is_name<const N: usize>(name: &[u8], known: &[u8; N]) -> bool {
     let Ok(name) = <&[u8; N]>::try_from(name) else { return false };
@@ -95,14 +95,14 @@ fn is_name<const N: usize>(name: &[u8], known: &[u8; N]) -> bool {
     name.iter().zip(known).fold(0, differs) == 0
 }
 
-/// What the fields of one head say about its connection and its body.
+/// The connection and body properties of one head's fields.
 #[derive(Default)]
 pub(super) struct Section {
     pub(super) host: Option<Span>,
     pub(super) expect_continue: bool,
     pub(super) close: bool,
     pub(super) keep_alive: bool,
-    /// `Authorization` of a scheme by which servers authenticate connections.
+    /// `Authorization` with a scheme that authenticates connections.
     pub(super) authenticates: bool,
     content_length: Option<u64>,
     chunked: bool,
@@ -112,7 +112,7 @@ pub(super) struct Section {
     upgrade_other: bool,
 }
 
-/// The fields that `Connection` names beyond the known ones.
+/// Further fields listed in `Connection`.
 #[derive(Default)]
 struct Named {
     spans: [Span; CONNECTION_OPTIONS_MAX],
@@ -120,8 +120,8 @@ struct Named {
 }
 
 impl Section {
-    /// Reads field lines up to and including the empty line that ends them, into an empty section. The caller
-    /// owns it, because returning it copies it for each head.
+    /// Reads field lines up to and including the final empty line, into an empty section. The caller owns it,
+    /// because returning it would copy it for each head.
     pub(super) fn read(
         &mut self,
         cursor: &mut Cursor<'_>,
@@ -142,7 +142,7 @@ impl Section {
         Ok(())
     }
 
-    /// The body length that the fields announce, if they do (RFC 9112 §6.3).
+    /// Returns the announced body length, if any (RFC 9112 §6.3).
     pub(super) fn announced(&self, version: Version) -> Result<Option<BodyLength>, Malformed> {
         match (self.content_length, self.chunked) {
             (Some(_), true) => Err(Malformed::TwoLengths),
@@ -153,14 +153,14 @@ impl Section {
         }
     }
 
-    /// Whether the connection may carry another message after this one (RFC 9112 §9.3).
+    /// True if the connection may carry another message after this one (RFC 9112 §9.3).
     pub(super) fn persists(&self, version: Version) -> bool {
         !self.close && (version == Version::Http11 || self.keep_alive)
     }
 
-    /// Whether the connection is asked, or about, to change its protocol (RFC 9110 §7.8).
+    /// True if the message requests or confirms a change of protocol (RFC 9110 §7.8).
     ///
-    /// Never to HTTP/2, which would carry requests past the proxy unseen: see [`Self::offers_http2`].
+    /// False for HTTP/2, which would carry requests past the proxy unseen: see [`Self::offers_http2`].
     pub(super) fn upgrades(&self, version: Version) -> bool {
         version == Version::Http11
             && self.upgrade_option
@@ -168,13 +168,13 @@ impl Section {
             && !self.upgrade_http2
     }
 
-    /// True when `Upgrade` names WebSocket alone, if it is there (RFC 6455 §4.1).
+    /// True if `Upgrade` lists no protocol other than WebSocket (RFC 6455 §4.1).
     pub(super) fn names_websocket(&self) -> bool {
         !self.upgrade_other
     }
 
-    /// Whether the client offers to go on in HTTP/2 (RFC 7540 §3.2). The next hop has no part in
-    /// that: who does not take it leaves it out, and the client goes on in HTTP/1.1.
+    /// True if the client offers HTTP/2 (RFC 7540 §3.2). The offer is hop-by-hop: a proxy that does not accept
+    /// it drops it, and the client continues in HTTP/1.1.
     pub(super) fn offers_http2(&self, version: Version) -> bool {
         self.upgrade_http2 && self.upgrade_option && version == Version::Http11
     }
@@ -252,7 +252,7 @@ impl Section {
         match FieldName::of(option) {
             FieldName::KeepAlive => self.keep_alive = true,
             FieldName::Upgrade => self.upgrade_option = true,
-            // Dropping these on a stranger's word would change where a message goes or ends.
+            // Dropping these for a `Connection` option would change the destination or the end of a message.
             FieldName::Host | FieldName::ContentLength | FieldName::TransferEncoding => {
                 return Err(Malformed::ConnectionOption);
             }
@@ -274,7 +274,7 @@ impl Named {
         Ok(())
     }
 
-    /// Marks the named fields as meant for this connection only.
+    /// Marks the listed fields as hop-by-hop.
     fn mark(&self, bytes: &[u8], fields: &mut [Field]) {
         for option in self.spans.iter().take(self.count) {
             let option = option.of(bytes);
@@ -285,7 +285,7 @@ impl Named {
     }
 }
 
-/// Reads one field line, its line end included (RFC 9112 §5).
+/// Reads one field line, including its line end (RFC 9112 §5).
 #[inline]
 pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
     let name = cursor.token();
@@ -304,8 +304,8 @@ pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
     Ok(Field { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
 }
 
-/// The values of all fields called `name`, whatever its case, but of those that `Connection` names:
-/// they end here, and nobody must decide by what the next reader does not see.
+/// Returns the values of all fields called `name`, ignoring case, except those listed in `Connection`: these
+/// are not forwarded, and decisions must not depend on fields that the next hop does not see.
 pub(super) fn find<'b>(
     fields: &[Field],
     bytes: &'b [u8],
@@ -314,7 +314,7 @@ pub(super) fn find<'b>(
     find_by(fields, bytes, move |known| known.eq_ignore_ascii_case(name.as_bytes()))
 }
 
-/// The same by a test of names.
+/// Does the same by a predicate on names.
 #[inline]
 pub(super) fn find_by<'b>(
     fields: &[Field],
@@ -330,7 +330,7 @@ pub(super) fn find_by<'b>(
         .map(move |field| field.value.of(bytes))
 }
 
-/// Digits only and no leading zero, which some readers take for octal.
+/// Digits only and no leading zero, which some readers interpret as octal.
 fn decimal(value: &[u8]) -> Result<u64, Malformed> {
     if value.is_empty() || (value.len() > 1 && value.starts_with(b"0")) {
         return Err(Malformed::ContentLength);
@@ -344,7 +344,7 @@ fn decimal(value: &[u8]) -> Result<u64, Malformed> {
         .ok_or(Malformed::ContentLength)
 }
 
-/// True for credentials or a challenge of NTLM or Negotiate, by which servers authenticate the connection rather than the
+/// True for credentials or a challenge of NTLM or Negotiate, which authenticate the connection rather than the
 /// request (RFC 4559 §5).
 pub(super) fn authenticates_connection(value: &[u8]) -> bool {
     let scheme = value.split(|byte| is_blank(*byte) || *byte == b',').next().unwrap_or_default();
@@ -360,6 +360,6 @@ fn is_websocket(protocol: &[u8]) -> bool {
     protocol.trim_ascii().eq_ignore_ascii_case(b"websocket")
 }
 
-/// The most fields that `Connection` may name beyond the known ones: each costs a look at every
-/// field, and a 64 KiB `Connection` could name thirty thousand.
+/// The maximum number of further fields in `Connection`: each requires a comparison with every field, and a 64
+/// KiB `Connection` could list thirty thousand.
 const CONNECTION_OPTIONS_MAX: usize = 16;

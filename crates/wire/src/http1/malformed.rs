@@ -1,8 +1,8 @@
-//! Why a message was refused: the rule and where it is written.
+//! Errors of the HTTP/1.1 parser, with their RFC sections.
 
 use thiserror::Error;
 
-/// A message that breaks a rule of HTTP/1.1, or a bound of ours.
+/// A violation of HTTP/1.1, or of an implementation limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum Malformed {
     /// The head or trailer section exceeds [`HEAD_BYTES_MAX`](super::HEAD_BYTES_MAX).
@@ -11,10 +11,10 @@ pub enum Malformed {
     /// The section has more than [`FIELDS_MAX`](super::FIELDS_MAX) fields.
     #[error("the head has more than 256 fields (RFC 9110 §5.4)")]
     TooManyFields,
-    /// `Connection` names more fields than we are ready to look up.
+    /// `Connection` lists too many fields.
     #[error("Connection names more than 16 fields (RFC 9110 §7.6.1)")]
     TooManyConnectionOptions,
-    /// A line ends in something else than CR LF, or a CR or LF stands alone.
+    /// A line does not end in CR LF, or contains a bare CR or LF.
     #[error("a line does not end in CR LF (RFC 9112 §2.2)")]
     LineEnd,
     /// The first line is not `method SP target SP version`.
@@ -23,13 +23,13 @@ pub enum Malformed {
     /// The method is empty or not a token.
     #[error("the method is not a token (RFC 9110 §9.1)")]
     Method,
-    /// The request target has a byte that no target may have.
+    /// The request target has an invalid character.
     #[error("the request target has a forbidden character (RFC 9112 §3.2)")]
     TargetCharacter,
-    /// The request target has none of the forms its method allows.
+    /// The request target has none of the forms that its method allows.
     #[error("the request target has the wrong form for its method (RFC 9112 §3.2)")]
     TargetForm,
-    /// A host and port that are not one.
+    /// An invalid host and port.
     #[error("the host or port is invalid (RFC 9110 §4.2, RFC 3986 §3.2)")]
     Authority,
     /// Neither HTTP/1.0 nor HTTP/1.1.
@@ -41,7 +41,7 @@ pub enum Malformed {
     /// A field name is empty or not a token.
     #[error("a field name is not a token (RFC 9110 §5.1)")]
     FieldName,
-    /// There is white space between a field name and its colon.
+    /// White space between a field name and its colon.
     #[error("white space before the colon of a field (RFC 9112 §5.1)")]
     SpaceBeforeColon,
     /// A line begins with white space: a folded field.
@@ -62,25 +62,25 @@ pub enum Malformed {
     /// There is more than one `Content-Length`.
     #[error("Content-Length is given more than once (RFC 9112 §6.3)")]
     ContentLengthRepeated,
-    /// Both lengths are given: the classic smuggling vector.
+    /// Both `Content-Length` and `Transfer-Encoding`: the classic smuggling vector.
     #[error("Content-Length together with Transfer-Encoding (RFC 9112 §6.3)")]
     TwoLengths,
-    /// `Transfer-Encoding` is anything but one `chunked`.
+    /// `Transfer-Encoding` is not a single `chunked`.
     #[error("Transfer-Encoding is not exactly `chunked` (RFC 9112 §6.1)")]
     TransferEncoding,
-    /// `Transfer-Encoding` in a message of HTTP/1.0.
+    /// `Transfer-Encoding` in an HTTP/1.0 message.
     #[error("Transfer-Encoding in HTTP/1.0 (RFC 9112 §6.1)")]
     TransferEncodingInHttp10,
-    /// A body is announced where there can be none (CONNECT, 1xx, 204).
+    /// A body is announced where none is allowed (CONNECT, 1xx, 204).
     #[error("a body is announced where none is allowed (RFC 9110 §8.6, RFC 9112 §6.1)")]
     BodyForbidden,
-    /// `Connection` has an option that is no token, or names a field that must be forwarded.
+    /// `Connection` has an option that is not a token, or lists a field that must be forwarded.
     #[error("Connection names what it must not (RFC 9110 §7.6.1)")]
     ConnectionOption,
     /// A chunk size is not one to sixteen hexadecimal digits.
     #[error("a chunk size is not a hexadecimal number that fits (RFC 9112 §7.1)")]
     ChunkSize,
-    /// A chunk extension is not one, or those of a body exceed
+    /// A chunk extension is malformed, or those of a body exceed
     /// [`CHUNK_EXTENSION_BYTES_MAX`](super::CHUNK_EXTENSION_BYTES_MAX).
     #[error(
         "a chunk extension is malformed, or those of the body exceed 16384 bytes (RFC 9112 §7.1.1)"
@@ -89,7 +89,7 @@ pub enum Malformed {
     /// The data of a chunk is not followed by CR LF.
     #[error("the data of a chunk does not end in CR LF (RFC 9112 §7.1)")]
     ChunkEnd,
-    /// A trailer field that only a head may carry.
+    /// A trailer field that is allowed only in heads.
     #[error("a trailer field concerns framing or routing (RFC 9110 §6.5.1)")]
     TrailerField,
     /// The input ended before the body did.
@@ -98,8 +98,8 @@ pub enum Malformed {
 }
 
 impl Malformed {
-    /// The status that tells a client about it (RFC 9110 §15.5.1, RFC 6585 §5). What claims to
-    /// be another version gets 400 as well: whether it is HTTP at all is not known.
+    /// Returns the status for the client (RFC 9110 §15.5.1, RFC 6585 §5). An unknown version gets 400 as well,
+    /// since the message may not be HTTP.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {

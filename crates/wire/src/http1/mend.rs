@@ -1,24 +1,24 @@
-//! Heads of responses that break a rule of HTTP/1.1 in a way that its recipients may read, written anew by the rules.
+//! Repair of response heads that violate HTTP/1.1 in ways that recipients may accept.
 
 use super::HEAD_BYTES_MAX;
 use super::scan::is_blank;
 
-/// A head that was written anew.
+/// A repaired head.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mended {
-    /// The head by the rules. It says `Connection: close`, because the end of the message is less certain than usual.
+    /// The valid head. It has `Connection: close`, because the end of the message is less certain than usual.
     pub head: Vec<u8>,
     /// The length of the received head.
     pub length: usize,
 }
 
-/// Mends the head of a response at the start of `bytes`, for the sidecar of the application that sent it: it is the one that cleans
-/// responses. The result still has to be parsed, by the same rules as any other.
+/// Repairs the head of a response at the start of `bytes`. Only the sidecar of the sending application does
+/// this. The result must still be parsed, by the same rules as any other head.
 ///
-/// It takes lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields (§5.2), white space before
-/// a colon (§5.1), `Content-Length` that is repeated with one value or has leading zeros (§6.3), and drops `Content-Length` next to
-/// `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in a 204 or a 304, which never have content (§6.1). `None` for
-/// anything else, and for a head that is not whole.
+/// Accepts lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields
+/// (§5.2), white space before a colon (§5.1), and `Content-Length` that is repeated with one value or has
+/// leading zeros (§6.3). Drops `Content-Length` next to `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in
+/// a 204 or a 304, which never have content (§6.1). `None` for other violations, and for an incomplete head.
 #[must_use]
 pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
     let (lines, length) = lines(bytes)?;
@@ -55,8 +55,8 @@ pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
     Some(Mended { head, length })
 }
 
-/// The lines of a whole head without their ends, and its length. `None` where some end in LF and others in CR LF: an
-/// application that writes CR LF and has forwarded a bare LF from a client would begin a line with it.
+/// Returns the lines of a complete head without their ends, and its length. `None` for a mixture of LF and CR
+/// LF: in an application that writes CR LF, a bare LF forwarded from a client would otherwise start a new line.
 fn lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     let mut lines = Vec::new();
     let is_crlf = bytes.split_inclusive(|byte| *byte == b'\n').next()?.ends_with(b"\r\n");
@@ -79,7 +79,7 @@ fn lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     None
 }
 
-/// Names and values; a folded one is one line with spaces.
+/// Returns names and values; a folded field becomes one line with spaces.
 fn fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
     let mut fields: Vec<(&[u8], Vec<u8>)> = Vec::new();
     for line in lines {
@@ -97,7 +97,7 @@ fn fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
     Some(fields)
 }
 
-/// Without the white space around it, which is of spaces and tabs (RFC 9110 §5.6.3).
+/// Removes surrounding spaces and tabs (RFC 9110 §5.6.3).
 fn trimmed(bytes: &[u8]) -> &[u8] {
     let leading = bytes.iter().take_while(|byte| is_blank(**byte)).count();
     trimmed_end(bytes.get(leading..).unwrap_or_default())
@@ -108,7 +108,7 @@ fn trimmed_end(bytes: &[u8]) -> &[u8] {
     bytes.get(..bytes.len().saturating_sub(trailing)).unwrap_or_default()
 }
 
-/// `None` where another coding than `chunked` is named.
+/// Returns `None` for a coding other than `chunked`.
 fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
     let mut codings = fields.iter().filter(|(name, _)| is_named(name, ENCODING));
     match (codings.next(), codings.next()) {
@@ -118,7 +118,7 @@ fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
     }
 }
 
-/// The one length that all fields and their lists name; `None` where they differ or are no numbers.
+/// Returns the single length in all fields and their lists; `None` if they differ or are not numbers.
 fn content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
     let mut found = None;
     for (_, value) in fields.iter().filter(|(name, _)| is_named(name, LENGTH)) {
@@ -148,7 +148,7 @@ fn is_named(name: &[u8], known: &[u8]) -> bool {
 
 const LENGTH: &[u8] = b"content-length";
 const ENCODING: &[u8] = b"transfer-encoding";
-/// The place of the status in `HTTP/1.1 200 OK`.
+/// The position of the status in `HTTP/1.1 200 OK`.
 const STATUS_AT: usize = 9;
 const STATUS_END: usize = 12;
 
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use crate::http1::{Answers, Parsed, ResponseHead};
 
-    /// The head that a strict reader gets, without `connection: close`.
+    /// The head that a strict reader receives, without `connection: close`.
     fn mended(head: &str) -> Option<String> {
         let received = format!("{head}left");
         let mended = mend_response(received.as_bytes())?;

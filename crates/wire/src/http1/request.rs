@@ -1,48 +1,46 @@
-//! The head of a request.
+//! Request heads.
 
 use super::field::{self, Section};
 use super::scan::{Cursor, TARGET, TOKEN, section};
 use super::target::{Target, split_authority, take_apart};
 use super::{BodyLength, Field, Malformed, Parsed, Span, Version};
 
-/// The head of a request, as spans of the bytes it was parsed from. Reuse it: its fields keep
-/// their allocation.
+/// The head of a request, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
 #[derive(Debug, Default)]
 pub struct RequestHead {
     /// The method, a token.
     pub method: Span,
-    /// The request target as received; [`target`](super::target()) takes it apart and cannot fail on it.
+    /// The request target as received; [`target`](super::target()) parses it and cannot fail on it.
     pub target: Span,
     /// The version of the sender.
     pub version: Version,
     /// The field lines in order.
     pub fields: Vec<Field>,
-    /// The value of `Host`: valid, perhaps empty, absent only in HTTP/1.0.
+    /// The value of `Host`: valid, may be empty, absent only in HTTP/1.0.
     pub host: Option<Span>,
-    /// How the end of the body is found. A head that travelled over a link announces no chunks,
-    /// so whoever knows better sets this.
+    /// The framing of the body. A head from a link announces no chunks, so its reader sets this field.
     pub body: BodyLength,
-    /// The client would send another request on this connection (RFC 9112 §9.3).
+    /// True if the client may send another request on this connection (RFC 9112 §9.3).
     pub keep_alive: bool,
-    /// The client waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
+    /// True if the client waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
     pub expect_continue: bool,
-    /// `Connection: upgrade` with an `Upgrade` that does not ask for HTTP/2.
+    /// True for `Connection: upgrade` with an `Upgrade` other than to HTTP/2.
     pub upgrade: bool,
-    /// The same, and `Upgrade` names WebSocket alone.
+    /// True if, in addition, `Upgrade` lists WebSocket alone.
     pub websocket: bool,
-    /// The same with one that does: the connection may go on in it, whoever takes the offer must
-    /// look at the rest of the head (RFC 7540 §3.2).
+    /// True if `Upgrade` lists HTTP/2: the connection may change to it, and an implementation that accepts the
+    /// offer must check the rest of the head (RFC 7540 §3.2).
     pub http2: bool,
-    /// Its credentials authenticate the connection that it goes on: no other client may use that.
+    /// True if its credentials authenticate the upstream connection, which no other client may then use.
     pub authenticates_connection: bool,
 }
 
 impl RequestHead {
-    /// Parses the head at the start of `bytes`. Call again with more bytes after
-    /// [`Parsed::Partial`]; unless complete, the head is left empty.
+    /// Parses the head at the start of `bytes`. Call again with more bytes after [`Parsed::Partial`]; unless
+    /// complete, the head is left empty.
     ///
     /// # Errors
-    /// The first rule that the head breaks; the connection cannot be used any further.
+    /// The first violated rule; the connection is no longer usable.
     pub fn parse(&mut self, bytes: &[u8]) -> Result<Parsed, Malformed> {
         self.clear();
         let parsed = section(bytes, |cursor| self.read(cursor));
@@ -52,13 +50,13 @@ impl RequestHead {
         parsed
     }
 
-    /// The values of all fields called `name`, whatever its case, but of those that `Connection`
-    /// names; `bytes` are those it was parsed from.
+    /// Returns the values of all fields called `name`, ignoring case, except those listed in `Connection`;
+    /// `bytes` are the parsed bytes.
     pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
         field::find(&self.fields, bytes, name)
     }
 
-    /// The same by a test of names.
+    /// Does the same by a predicate on names.
     pub fn find_by<'b>(
         &self,
         bytes: &'b [u8],
@@ -67,7 +65,7 @@ impl RequestHead {
         field::find_by(&self.fields, bytes, fits)
     }
 
-    /// The target, taken apart; `bytes` are those that the head was parsed from.
+    /// Returns the parsed target; `bytes` are the parsed bytes.
     ///
     /// # Errors
     /// None for those bytes: the head would not have been complete.
@@ -76,7 +74,7 @@ impl RequestHead {
     }
 
     fn read(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
-        // One empty line before the request line is a known habit (RFC 9112 §2.2).
+        // Some clients send one empty line before the request line (RFC 9112 §2.2).
         cursor.skip(b"\r\n");
         self.read_request_line(cursor)?;
         let mut section = Section::default();

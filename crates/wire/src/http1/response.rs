@@ -1,34 +1,32 @@
-//! The head of a response.
+//! Response heads.
 
 use super::field::{self, Section};
 use super::request::version;
 use super::scan::{Cursor, section};
 use super::{BodyLength, Field, FieldName, Malformed, Parsed, Span, Version};
 
-/// The head of a response, as spans of the bytes it was parsed from. Reuse it: its fields keep
-/// their allocation.
+/// The head of a response, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
 #[derive(Debug, Default)]
 pub struct ResponseHead {
     /// The version of the sender.
     pub version: Version,
     /// The status, 100 to 999.
     pub status: u16,
-    /// The reason phrase, perhaps empty.
+    /// The reason phrase, may be empty.
     pub reason: Span,
     /// The field lines in order.
     pub fields: Vec<Field>,
-    /// How the end of the body is found. A head that travelled over a link announces no chunks,
-    /// so whoever knows better sets this.
+    /// The framing of the body. A head from a link announces no chunks, so its reader sets this field.
     pub body: BodyLength,
-    /// The server would take another request on this connection (RFC 9112 §9.3).
+    /// True if the server accepts another request on this connection (RFC 9112 §9.3).
     pub keep_alive: bool,
-    /// `Connection: upgrade` with an `Upgrade` that does not name HTTP/2.
+    /// True for `Connection: upgrade` with an `Upgrade` other than to HTTP/2.
     pub upgrade: bool,
-    /// What follows is another protocol: 101, or 2xx to CONNECT.
+    /// True if another protocol follows: 101, or 2xx to CONNECT.
     pub tunnel: bool,
 }
 
-/// The method of the request that a response answers, as far as its body depends on it.
+/// The method of the request, as far as the body of the response depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Answers {
     /// HEAD: never a body.
@@ -41,7 +39,7 @@ pub enum Answers {
 }
 
 impl Answers {
-    /// What answering `method` means.
+    /// Classifies a method.
     #[must_use]
     pub fn to(method: &[u8]) -> Self {
         match method {
@@ -53,11 +51,11 @@ impl Answers {
 }
 
 impl ResponseHead {
-    /// Parses the head at the start of `bytes`. Call again with more bytes after
-    /// [`Parsed::Partial`]; unless complete, the head is left empty.
+    /// Parses the head at the start of `bytes`. Call again with more bytes after [`Parsed::Partial`]; unless
+    /// complete, the head is left empty.
     ///
     /// # Errors
-    /// The first rule that the head breaks; the connection cannot be used any further.
+    /// The first violated rule; the connection is no longer usable.
     pub fn parse(&mut self, bytes: &[u8], answers: Answers) -> Result<Parsed, Malformed> {
         self.clear();
         let parsed = section(bytes, |cursor| self.read(cursor, answers));
@@ -67,13 +65,13 @@ impl ResponseHead {
         parsed
     }
 
-    /// The values of all fields called `name`, whatever its case, but of those that `Connection`
-    /// names; `bytes` are those it was parsed from.
+    /// Returns the values of all fields called `name`, ignoring case, except those listed in `Connection`;
+    /// `bytes` are the parsed bytes.
     pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
         field::find(&self.fields, bytes, name)
     }
 
-    /// True where `Connection` names this option; `bytes` are those it was parsed from.
+    /// True if `Connection` has this option; `bytes` are the parsed bytes.
     #[must_use]
     pub fn has_connection_option(&self, bytes: &[u8], option: &str) -> bool {
         let of_connection = self.fields.iter().filter(|field| field.kind == FieldName::Connection);
@@ -82,7 +80,7 @@ impl ResponseHead {
         options.any(|it| it.trim_ascii().eq_ignore_ascii_case(option.as_bytes()))
     }
 
-    /// True for a challenge to authenticate the connection that it came on (RFC 4559 §4). `bytes` are those it was parsed from.
+    /// True for a challenge to authenticate the connection (RFC 4559 §4). `bytes` are the parsed bytes.
     #[must_use]
     pub fn authenticates_connection(&self, bytes: &[u8]) -> bool {
         matches!(self.status, 401 | 407)
@@ -99,13 +97,13 @@ impl ResponseHead {
             })
     }
 
-    /// Whether another head answers the same request: 1xx other than 101 (RFC 9110 §15.2).
+    /// True if another head follows for the same request: 1xx other than 101 (RFC 9110 §15.2).
     #[must_use]
     pub fn is_interim(&self) -> bool {
         matches!(self.status, 100 | 102..=199)
     }
 
-    /// Whether a response of this status never has content nor announces any (RFC 9110 §8.6).
+    /// True if a response with this status never has content nor announces any (RFC 9110 §8.6).
     pub(super) fn is_bare(&self) -> bool {
         matches!(self.status, 100..=199 | 204) || self.tunnel
     }
@@ -118,7 +116,7 @@ impl ResponseHead {
         self.tunnel =
             self.status == 101 || (answers == Answers::Connect && matches!(self.status, 200..=299));
         self.body = match announced {
-            // Announced lengths are to be ignored here (RFC 9110 §9.3.6).
+            // Announced lengths are ignored here (RFC 9110 §9.3.6).
             _ if self.tunnel && self.status != 101 => BodyLength::Empty,
             None | Some(BodyLength::Known(0)) if self.is_bare() => BodyLength::Empty,
             Some(_) if self.is_bare() => return Err(Malformed::BodyForbidden),

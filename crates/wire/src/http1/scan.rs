@@ -1,4 +1,4 @@
-//! Walking over received bytes: character classes, a cursor, and the end of a section.
+//! Scanning of received bytes: character classes, a cursor, and the end of a section.
 
 use memchr::{memchr, memmem, memrchr};
 
@@ -22,7 +22,7 @@ impl<'a> Cursor<'a> {
         self.bytes.get(self.at).copied()
     }
 
-    /// Steps over `expected` if that is what comes next.
+    /// Skips `expected` if it is next.
     #[inline]
     pub(super) fn skip(&mut self, expected: &[u8]) -> bool {
         let found = self.rest().starts_with(expected);
@@ -32,14 +32,14 @@ impl<'a> Cursor<'a> {
         found
     }
 
-    /// Steps over the longest run of bytes of `class`.
+    /// Skips the longest run of bytes of `class`.
     #[inline]
     pub(super) fn run(&mut self, class: u8) -> Span {
         let length = run_length(self.rest(), class);
         self.advance(length)
     }
 
-    /// Steps over the longest run of [`TOKEN`].
+    /// Skips the longest run of [`TOKEN`].
     #[inline]
     pub(super) fn token(&mut self) -> Span {
         let rest = self.rest();
@@ -51,7 +51,7 @@ impl<'a> Cursor<'a> {
         self.advance(length)
     }
 
-    /// Steps over a field value and the white space around it; the span is the value alone.
+    /// Skips a field value and the white space around it; the span is the value alone.
     #[inline]
     pub(super) fn value(&mut self) -> Span {
         while self.peek().is_some_and(is_blank) {
@@ -70,7 +70,7 @@ impl<'a> Cursor<'a> {
         Span::new(start, start.wrapping_add(trimmed.len()))
     }
 
-    /// Steps over CR LF; `otherwise` is the fault when another kind of byte stands there.
+    /// Skips CR LF; `otherwise`: the error for another kind of byte.
     #[inline]
     pub(super) fn line_end(&mut self, otherwise: Malformed) -> Result<(), Malformed> {
         if self.skip(b"\r\n") {
@@ -91,11 +91,11 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Lets `read` take the section at the start of `bytes` up to and including its empty line.
+/// Applies `read` to the section at the start of `bytes` up to and including its empty line.
 ///
-/// A head usually arrives whole, so a short one is read at once, and only if that fails a search
-/// tells a broken one from an unfinished one. A long one is searched first: a slow sender makes us
-/// look again with every packet, and a search costs a tenth of a reading.
+/// A head usually arrives whole, so a short one is parsed at once; only after a failure does a search
+/// distinguish an invalid head from an incomplete one. A long one is searched first: with a slow sender every
+/// packet triggers another attempt, and a search costs a tenth of a parse.
 #[inline]
 pub(super) fn section<'a>(
     bytes: &'a [u8],
@@ -114,8 +114,8 @@ pub(super) fn section<'a>(
     }
 }
 
-/// Whether the empty line that ends a section is there. Line ends that are not CR LF are noticed
-/// here, because a section that has them might never be found whole.
+/// True if the section ends with an empty line. Line ends other than CR LF are detected here, because a section
+/// with them might never be complete.
 fn is_whole(bytes: &[u8]) -> Result<bool, Malformed> {
     if memmem::find(bytes, b"\r\n\r\n").is_some() {
         return Ok(true);
@@ -136,7 +136,7 @@ pub(super) fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
 }
 
-/// Whether `byte` belongs to `class`.
+/// True if `byte` belongs to `class`.
 #[inline]
 pub(super) fn is(byte: u8, class: u8) -> bool {
     classes_of(byte) & class != 0
@@ -147,11 +147,11 @@ fn classes_of(byte: u8) -> u8 {
     CLASSES.get(usize::from(byte)).copied().unwrap_or_default()
 }
 
-/// How many bytes at the start are of `class`.
+/// Returns the number of leading bytes of `class`.
 #[inline]
 pub(super) fn run_length(bytes: &[u8], class: u8) -> usize {
     let mut length = 0_usize;
-    // Eight at once, while all of them are.
+    // Eight at once, while all match.
     for eight in bytes.chunks_exact(8) {
         if eight.iter().fold(class, |common, byte| common & classes_of(*byte)) == 0 {
             break;
@@ -162,7 +162,7 @@ pub(super) fn run_length(bytes: &[u8], class: u8) -> usize {
     length.wrapping_add(rest.iter().position(|byte| !is(*byte, class)).unwrap_or(rest.len()))
 }
 
-/// How many bytes at the start are `field-vchar`, SP or HTAB (RFC 9110 §5.5).
+/// Returns the number of leading `field-vchar`, SP or HTAB bytes (RFC 9110 §5.5).
 #[inline]
 fn value_length(bytes: &[u8]) -> usize {
     let mut length = 0_usize;
@@ -176,7 +176,7 @@ fn value_length(bytes: &[u8]) -> usize {
     }
 }
 
-/// How many bytes stand before the first that `before` finds in a block.
+/// Returns the number of bytes before the first that `before` finds in a block.
 #[inline]
 fn blocks_length(bytes: &[u8], before: impl Fn(&Block) -> usize) -> usize {
     let mut length = 0_usize;
@@ -196,13 +196,13 @@ fn blocks_length(bytes: &[u8], before: impl Fn(&Block) -> usize) -> usize {
 
 /// `tchar` (RFC 9110 §5.6.2).
 pub(super) const TOKEN: u8 = 1;
-/// What we accept in a request target: visible ASCII without `"`, `#`, `<` and `>`. RFC 3986 also
-/// forbids ``\ ^ ` { | }``, but browsers send them bare in queries.
+/// Characters accepted in a request target: visible ASCII without `"`, `#`, `<` and `>`. RFC 3986 also forbids
+/// ``\ ^ ` { | }``, but browsers send them unescaped in queries.
 pub(super) const TARGET: u8 = 2;
 /// `reg-name` (RFC 3986 §3.2.2).
 pub(super) const HOST: u8 = 4;
 
-/// Longer than nearly every head; sent byte by byte, it costs us less than its packets cost the
+/// Longer than nearly every head; one sent byte by byte costs the sidecar less than its packets cost the
 /// kernel.
 const EAGER_BYTES_MAX: usize = 4 * 1024;
 

@@ -1,6 +1,6 @@
-//! A range of the received bytes, small enough to keep many.
+//! Compact ranges of received bytes.
 
-/// A range of the received bytes: four bytes each end, because heads are bounded.
+/// A range of the received bytes, with four bytes for each end, because heads are bounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// The first byte.
@@ -10,19 +10,19 @@ pub struct Span {
 }
 
 impl Span {
-    /// The bytes of this span; empty when it does not lie within `bytes`.
+    /// Returns the bytes of this span; empty if it is not within `bytes`.
     #[must_use]
     pub fn of(self, bytes: &[u8]) -> &[u8] {
         bytes.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
 
-    /// Whether it spans no byte.
+    /// True if the span is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.start >= self.end
     }
 
-    /// Ends beyond 4 GiB are clamped: heads are bounded far below.
+    /// Ends beyond 4 GiB are clamped: the limit of heads is far lower.
     pub(super) fn new(start: usize, end: usize) -> Self {
         let clamp = |at| u32::try_from(at).unwrap_or(u32::MAX);
         Self { start: clamp(start), end: clamp(end) }

@@ -8,30 +8,30 @@ use memchr::{memchr, memchr2};
 use super::Malformed;
 use super::scan::{HOST, TARGET, run_length};
 
-/// A request target, taken apart. Percent-encoding stays as it is.
+/// A parsed request target. Percent-encoding is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target<'a> {
-    /// `/path?query`, what servers receive.
+    /// `/path?query`, sent to servers.
     Origin {
         /// From the first slash to the question mark.
         path: &'a [u8],
         /// After the question mark.
         query: Option<&'a [u8]>,
     },
-    /// `http://authority/path?query`, what proxies receive. The authority replaces `Host`.
+    /// `http://authority/path?query`, sent to proxies. The authority replaces `Host`.
     Absolute {
-        /// Such as `http`, in the case it was written.
+        /// Such as `http`, in its original case.
         scheme: &'a [u8],
-        /// Host and perhaps port, valid and not empty; see [`split_authority`].
+        /// The host and an optional port, valid and not empty; see [`split_authority`].
         authority: &'a [u8],
-        /// `/` when it was left out, `*` when it was left out of an OPTIONS.
+        /// `/` if it was omitted, `*` if it was omitted in OPTIONS.
         path: &'a [u8],
         /// After the question mark.
         query: Option<&'a [u8]>,
     },
     /// `host:port`, for CONNECT only.
     Authority {
-        /// A name or an address; one of IP version 6 keeps its brackets.
+        /// A name or an address; an IPv6 address keeps its brackets.
         host: &'a [u8],
         /// Never absent.
         port: u16,
@@ -40,10 +40,10 @@ pub enum Target<'a> {
     Asterisk,
 }
 
-/// Takes a request target apart.
+/// Parses a request target.
 ///
 /// # Errors
-/// A character that no target has (a fragment among them), or a form that `method` does not allow.
+/// An invalid character (such as that of a fragment), or a form that `method` does not allow.
 pub fn target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
     if run_length(target, TARGET) < target.len() {
         return Err(Malformed::TargetCharacter);
@@ -51,7 +51,7 @@ pub fn target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malform
     take_apart(method, target)
 }
 
-/// [`target`] for bytes already known to be target characters.
+/// Parses a target that is known to consist of target characters.
 pub(super) fn take_apart<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
     if method == b"CONNECT" {
         let (host, port) = split_authority(target)?;
@@ -80,8 +80,8 @@ pub(super) fn take_apart<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'
     Ok(Target::Absolute { scheme, authority, path, query })
 }
 
-/// What to send to the server itself: a target without scheme and authority. Allocates only for
-/// an absolute target that has a query but no path.
+/// Returns the target to send to the server itself: without scheme and authority. Allocates only for an
+/// absolute target with a query but no path.
 ///
 /// # Errors
 /// As [`target`].
@@ -98,10 +98,10 @@ pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]
     })
 }
 
-/// Splits `host` or `host:port`; an address of IP version 6 keeps its brackets.
+/// Splits `host` or `host:port`; an IPv6 address keeps its brackets.
 ///
 /// # Errors
-/// An empty host, one with user information, or a port that is no number.
+/// An empty host, one with user information, or an invalid port.
 pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malformed> {
     let bracketed = authority.starts_with(b"[");
     let end = if bracketed {
@@ -128,8 +128,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
     Ok((host, port))
 }
 
-/// What is between brackets must be an address: a host that means nothing to us would mean
-/// something to the next reader.
+/// The text between brackets must be an address: the next hop could interpret any other host differently.
 fn is_version_6(address: &str) -> bool {
     address.parse::<Ipv6Addr>().is_ok()
 }
@@ -154,7 +153,7 @@ fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     if named { Ok((scheme, rest)) } else { Err(Malformed::TargetForm) }
 }
 
-/// A backslash in a path is a slash to some servers, so a rule about paths could be walked around.
+/// Some servers read a backslash in a path as a slash, which would bypass rules about paths.
 fn split_query(rest: &[u8]) -> Result<(&[u8], Option<&[u8]>), Malformed> {
     let end = memchr2(b'?', b'\\', rest).unwrap_or(rest.len());
     match rest.split_at_checked(end).ok_or(Malformed::TargetForm)? {

@@ -1,4 +1,4 @@
-//! Writing a received head onwards: ranges of the received bytes, with few splices.
+//! Serialization of received heads: ranges of the received bytes, with few splices.
 
 use std::fmt::Write as _;
 
@@ -7,70 +7,71 @@ use bytes::BytesMut;
 use super::scan::{TARGET, is};
 use super::{BodyLength, Field, FieldName, RequestHead, ResponseHead, Span};
 
-/// What changes in a request on its way. The default forwards it as it is.
+/// The edits of a forwarded request. The default forwards it unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestEdits<'a> {
     /// Another request target, such as its [`origin_form`](super::origin_form).
     pub target: Option<&'a [u8]>,
     /// Another value of `Host`.
     pub host: Option<&'a [u8]>,
-    /// How the end of the body is announced.
+    /// The framing of the body.
     pub framing: Framing,
     /// Fields to append, name and value; never `Host` or a field of framing or connection.
     pub add: &'a [(&'a str, &'a [u8])],
-    /// Field lines to append as they stand, each with the CR LF that ends it. Whoever made them
-    /// checked them: names and values alone, and no field of framing or connection.
+    /// Complete field lines to append, each with its final CR LF. Their creator must validate them: names and
+    /// values only, and no framing or connection fields.
     pub lines: &'a str,
-    /// Names of fields to leave out, and with them names that differ in case and signs alone: applications may read
-    /// `X_User` or `x.user` as `x-user` (RFC 3875 §4.1.18). `Host` and the framing fields are not affected.
+    /// Names of fields to remove, including names that differ only in case and punctuation: applications may
+    /// read `X_User` or `x.user` as `x-user` (RFC 3875 §4.1.18). `Host` and the framing fields are not
+    /// affected.
     pub remove: &'a [Box<str>],
-    /// Names of fields that `add` takes the place of, whatever their case.
+    /// Names of fields that `add` replaces, ignoring case.
     pub replace: &'a [&'a str],
-    /// What becomes of the connection.
+    /// The state of the connection after this message.
     pub connection: Connection,
 }
 
-/// What changes in a response on its way. The default forwards it as it is.
+/// The edits of a forwarded response. The default forwards it unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseEdits<'a> {
-    /// How the end of the body is announced.
+    /// The framing of the body.
     pub framing: Framing,
     /// Fields to append, name and value; never a field of framing or connection.
     pub add: &'a [(&'a str, &'a [u8])],
-    /// Field lines to append as they stand, as for a request.
+    /// Complete field lines to append, as for a request.
     pub lines: &'a str,
-    /// Names of fields to leave out; the framing fields are not affected.
+    /// Names of fields to remove; the framing fields are not affected.
     pub remove: &'a [Box<str>],
-    /// What becomes of the connection; for a client of HTTP/1.0 pass [`Connection::Close`].
+    /// The state of the connection after this message; for an HTTP/1.0 client pass [`Connection::Close`].
     pub connection: Connection,
 }
 
-/// How a written head announces the end of its body.
+/// The framing of a body in a written head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Framing {
-    /// By what `body` of the head says: its length as received, or chunks.
+    /// As in `body` of the head: its received length, or chunks.
     #[default]
     Keep,
-    /// Not at all, because a link carries it; a known length is kept for information.
+    /// None, because a link carries the body; a known length is kept for information.
     Outside,
-    /// By chunks, whatever was received.
+    /// Chunks, whatever was received.
     Chunked,
 }
 
-/// What a written head says about its connection.
+/// The connection state in a written head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Connection {
-    /// Nothing, which keeps it in HTTP/1.1.
+    /// Unspecified, which means persistent in HTTP/1.1.
     #[default]
     KeepAlive,
-    /// That it closes after this message.
+    /// Closed after this message.
     Close,
-    /// That it changes its protocol; `Upgrade` stays as received.
+    /// A change of protocol; `Upgrade` is kept as received.
     Upgrade,
 }
 
-/// Appends the request parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields
-/// (RFC 9110 §7.6.1). What is neither dropped nor edited stays byte for byte in its order.
+/// Appends the request parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields (RFC 9110 §7.6.1).
+/// All other bytes and their order are unchanged, except for edits.
 pub fn write_request(
     bytes: &[u8],
     head: &RequestHead,
@@ -86,7 +87,7 @@ pub fn write_request(
     }
     out.extend_from_slice(b" HTTP/1.1\r\n");
     if head.host.is_none() {
-        // HTTP/1.1 demands one, empty if need be (RFC 9112 §3.2).
+        // HTTP/1.1 requires one, even if empty (RFC 9112 §3.2).
         put_field("host", edits.host.unwrap_or_default(), out);
     }
     let length = matches!(head.body, BodyLength::Known(_)) && edits.framing != Framing::Chunked;
@@ -104,8 +105,8 @@ pub fn write_request(
     put_end(edits.connection, edits.add, edits.lines, out);
 }
 
-/// Appends the response parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields
-/// (RFC 9110 §7.6.1). What is neither dropped nor edited stays byte for byte in its order.
+/// Appends the response parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields (RFC 9110 §7.6.1).
+/// All other bytes and their order are unchanged, except for edits.
 pub fn write_response(
     bytes: &[u8],
     head: &ResponseHead,
@@ -119,7 +120,7 @@ pub fn write_response(
     out.extend_from_slice(head.reason.of(bytes));
     out.extend_from_slice(b"\r\n");
     let bare = head.is_bare();
-    // Without a body, a length tells what GET would have brought (RFC 9110 §8.6).
+    // Without a body, the length is that of the response to GET (RFC 9110 §8.6).
     let told = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
     let rules = Rules {
         host: None,
@@ -137,16 +138,16 @@ pub fn write_response(
     put_end(edits.connection, edits.add, edits.lines, out);
 }
 
-/// Which received fields go on.
+/// The selection of received fields to forward.
 struct Rules<'a> {
     host: Option<&'a [u8]>,
     length: bool,
     upgrade: bool,
     remove: &'a [Box<str>],
-    /// Compares a name with one that is left out.
+    /// Compares a name with a removed one.
     is_removed: fn(&[u8], &[u8]) -> bool,
     replace: &'a [&'a str],
-    /// Whether any name is left out; known once for all fields.
+    /// True if any name is removed; computed once for all fields.
     is_selective: bool,
 }
 
@@ -180,7 +181,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// True when two names differ in case and in their signs at most.
+/// True if two names differ only in case and punctuation.
 fn is_similar(name: &[u8], other: &[u8]) -> bool {
     let is_similar = |(byte, other): (&u8, &u8)| {
         byte.eq_ignore_ascii_case(other)
@@ -189,7 +190,7 @@ fn is_similar(name: &[u8], other: &[u8]) -> bool {
     name.len() == other.len() && name.iter().zip(other).all(is_similar)
 }
 
-/// Copies the fields that stay, neighbours at once; tells whether `Content-Length` was one.
+/// Copies the kept fields, adjacent ones at once; true if `Content-Length` was one.
 fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut BytesMut) -> bool {
     let mut run = 0..0;
     let mut length_kept = false;
@@ -217,7 +218,7 @@ fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut Bytes
     length_kept
 }
 
-/// One past the line end of a field: behind its value there is only white space and CR LF.
+/// Returns the position after the line end of a field: only white space and CR LF follow its value.
 #[inline]
 fn line_end(bytes: &[u8], field: &Field) -> usize {
     let end = field.value.end as usize;
@@ -257,7 +258,7 @@ fn put_end(connection: Connection, add: &[(&str, &[u8])], lines: &str, out: &mut
     out.extend_from_slice(b"\r\n");
 }
 
-/// Whether a text is nothing but whole field lines.
+/// True if a text consists of complete field lines.
 fn are_lines(text: &str) -> bool {
     let is_line = |line: &str| match line.split_once(": ") {
         Some((name, value)) => !name.is_empty() && !value.contains(['\r', '\n']),
@@ -272,11 +273,11 @@ fn put_field(name: &str, value: &[u8], out: &mut BytesMut) {
     put_value(value, out);
 }
 
-/// A value that would end its line ends nothing: control characters become spaces, as RFC 9110
-/// §5.5 allows. Values that were parsed have none; this is for those a caller made.
+/// Control characters in a value become spaces, as RFC 9110 §5.5 allows, so that a value cannot end its line.
+/// Parsed values have none; this is for values created by callers.
 fn put_value(value: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(b": ");
-    // Without a way out early many bytes are tested at once.
+    // Without an early exit many bytes are tested at once.
     if value.iter().fold(false, |found, byte| found | byte.is_ascii_control()) {
         out.extend(value.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }));
     } else {
@@ -285,7 +286,7 @@ fn put_value(value: &[u8], out: &mut BytesMut) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// A target that would end the request line ends nothing: such characters are percent-encoded.
+/// Invalid characters in a target are percent-encoded, so that it cannot end the request line.
 fn put_target(target: &[u8], out: &mut BytesMut) {
     if target.iter().all(|byte| is(*byte, TARGET)) {
         out.extend_from_slice(target);
@@ -305,13 +306,13 @@ fn status_digits(status: u16) -> [u8; 3] {
     [digit(status / 100), digit(status / 10), digit(status)]
 }
 
-/// Room for everything received up to the last field, and for usual additions.
+/// Reserves space for all received bytes up to the last field, and for typical additions.
 fn reserve(bytes: &[u8], fields: &[Field], out: &mut BytesMut) {
     let received = fields.last().map_or(bytes.len(), |field| field.value.end as usize);
     out.reserve(received.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
 }
 
-/// Enough for the fields a proxy usually appends; more only costs another reservation.
+/// Enough for the fields that a proxy usually appends; more only costs another reservation.
 const ADDITIONS_BYTES: usize = 256;
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
-//! What a peer may ask for without using it: counted, because there is no clock here.
+//! Allowances for useless frames of a peer, by count, because the link has no clock.
 //!
-//! The opener keeps the same account of what it resets itself, so as not to be taken for hostile.
+//! The opener counts its own resets in the same way, so that the acceptor does not treat it as hostile.
 
 use super::{Limits, LinkError, Role};
 
-/// Allowances that misuse spends and work done earns back, never above their start.
+/// Allowances that misuse spends and useful work earns back, never above their initial value.
 #[derive(Debug)]
 pub(super) struct Budget {
     idle_frames: u32,
     idle_frames_max: u32,
-    /// Streams that were reset unanswered, less those answered since.
+    /// Streams reset before a response, minus those answered since.
     churn: u32,
     churn_max: u32,
     late_bytes: u64,
@@ -17,15 +17,15 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn new(limits: &Limits) -> Self {
-        // A peer that has not yet heard of our GOAWAY or resets may have a frame or two on the way
-        // for each of its streams: never hold that against it.
+        // A peer that has not yet received our GOAWAY or resets may have a frame or two in flight for each of
+        // its streams; these must not count against it.
         let crossing = limits.streams_max.saturating_mul(CROSSING_PER_STREAM);
         let idle_frames_max = limits.idle_frames_max.max(crossing);
         let churn_max = limits.churn_max.max(limits.streams_max);
         Self { idle_frames: idle_frames_max, idle_frames_max, churn: 0, churn_max, late_bytes: 0 }
     }
 
-    /// A frame that did nothing.
+    /// Counts a useless frame.
     pub(super) fn idle_frame(&mut self) -> Result<(), LinkError> {
         self.idle_frames = self
             .idle_frames
@@ -34,20 +34,20 @@ impl Budget {
         Ok(())
     }
 
-    /// A frame that did something.
+    /// Counts a useful frame.
     pub(super) fn useful_frame(&mut self) {
         self.earn_idle_frames(1);
     }
 
-    /// A stream is over: some frames for it may still be on the way.
+    /// Counts the end of a stream: some frames for it may still be in flight.
     pub(super) fn stream_over(&mut self) {
         self.earn_idle_frames(CROSSING_PER_STREAM);
     }
 
-    /// The opener reset a stream that was not answered, which the acceptor puts up with so often.
+    /// Counts an unanswered stream that the opener reset; the acceptor tolerates a limited number.
     ///
     /// # Errors
-    /// The allowance for that is spent.
+    /// The allowance is exhausted.
     pub(super) fn churned(&mut self) -> Result<(), LinkError> {
         if self.churn >= self.churn_max {
             return Err(LinkError::Flood { what: "streams opened and reset" });
@@ -56,28 +56,28 @@ impl Budget {
         Ok(())
     }
 
-    /// The same in the account that the opener keeps.
+    /// Counts the same for the opener itself.
     pub(super) fn count_churn(&mut self) {
         self.churn = self.churn.saturating_add(1);
     }
 
-    /// A stream of the opener was answered.
+    /// Counts an answered stream of the opener.
     pub(super) fn answered(&mut self) {
         self.churn = self.churn.saturating_sub(1);
     }
 
-    /// Whether half of what the acceptor puts up with is spent. The other half is for the streams
-    /// that are still open, and for answers that earned nothing because they crossed with resets.
+    /// True if half of the acceptor's allowance is spent. The other half is for streams that are still open,
+    /// and for answers that earned nothing because they crossed with resets.
     pub(super) fn is_worn(&self) -> bool {
         self.churn >= self.churn_max.div_ceil(2)
     }
 
-    /// This side dropped a stream on which the peer may still have sent so many bytes.
+    /// Expects late bytes for a stream that this side dropped.
     pub(super) fn expect_late(&mut self, bytes: u32) {
         self.late_bytes = self.late_bytes.saturating_add(u64::from(bytes));
     }
 
-    /// DATA for a stream that is over.
+    /// Counts DATA for a closed stream.
     pub(super) fn late_data(&mut self, length: u32) -> Result<(), LinkError> {
         if length == 0 {
             return self.idle_frame();
@@ -89,10 +89,10 @@ impl Budget {
         Ok(())
     }
 
-    /// Time has passed, says whoever has a clock.
+    /// Restores the allowances; called by a timer.
     pub(super) fn renew(&mut self, role: Role) {
         self.idle_frames = self.idle_frames_max;
-        // When the acceptor does that is not known to the opener.
+        // The opener does not know when the acceptor does this.
         if role == Role::Acceptor {
             self.churn = 0;
         }

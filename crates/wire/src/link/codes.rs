@@ -1,31 +1,31 @@
-//! Why a stream or a link ended: codes on the wire and errors to the caller.
+//! Reset and GOAWAY codes on the wire, and errors of the link API.
 
 use super::{StreamId, VERSION};
 
-/// Why one stream was cut off. One byte on the wire; an unknown byte reads as [`ResetCode::Failed`].
+/// The reason for a stream reset. One byte on the wire; an unknown byte is read as [`ResetCode::Failed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ResetCode {
     /// The sender of the reset no longer wants the answer.
     Cancelled = 1,
-    /// The stream was never looked at: it is safe to try it elsewhere.
+    /// The stream was never processed: it is safe to retry elsewhere.
     Refused = 2,
-    /// Something broke half-way; what took effect is unknown.
+    /// A failure in progress; its effects are unknown.
     Failed = 3,
     /// A head, a trailer section or the body exceeds what the sender of the reset accepts.
     TooLarge = 4,
-    /// The stream holds more bytes unread than its receiver is willing to keep.
+    /// The unread bytes of the stream exceed its receiver's limit.
     FlowControl = 5,
-    /// A time limit passed.
+    /// A timeout.
     TimedOut = 6,
-    /// The answer is complete and the rest of the request is not wanted.
+    /// The response is complete and the rest of the request is not needed.
     Enough = 7,
-    /// A policy does not allow it. For TCP, which has no status to say so.
+    /// Denied by a policy. For TCP, which has no status code.
     Denied = 8,
-    /// The application behind the sender of the reset takes no connection. Nothing reached it.
+    /// The application of the reset's sender accepts no connection. No bytes reached it.
     Unreachable = 9,
-    /// Codes of HTTP/2 (RFC 9113 §7) by which a stream of HTTP/2 was reset at either end. A peer that does not know them reads
-    /// [`Failed`](Self::Failed).
+    /// HTTP/2 error codes (RFC 9113 §7) of an HTTP/2 stream that was reset at either end. A peer that does not
+    /// support them reads [`Failed`](Self::Failed).
     Http2NoError = 0x20,
     /// PROTOCOL_ERROR.
     Http2ProtocolError = 0x21,
@@ -56,7 +56,7 @@ pub enum ResetCode {
 }
 
 impl ResetCode {
-    /// Every code, in the order of the document.
+    /// Every code, in the order of the specification.
     pub const ALL: &'static [Self] = &[
         Self::Cancelled,
         Self::Refused,
@@ -83,20 +83,20 @@ impl ResetCode {
         Self::Http2Http11Required,
     ];
 
-    /// The code for a stream that was reset by this code of HTTP/2; `Failed` for one that RFC 9113 does not define.
+    /// Returns the code for an HTTP/2 error code; `Failed` for one that RFC 9113 does not define.
     #[must_use]
     pub fn of_http2(code: u32) -> Self {
         let byte = u8::try_from(code).ok().and_then(|code| code.checked_add(HTTP2_CODES));
         byte.filter(|byte| *byte >= HTTP2_CODES).map_or(Self::Failed, Self::from_wire)
     }
 
-    /// The code of HTTP/2 that this one stands for.
+    /// Returns the HTTP/2 error code.
     #[must_use]
     pub fn to_http2(self) -> Option<u32> {
         (self as u8).checked_sub(HTTP2_CODES).map(u32::from)
     }
 
-    /// Whether nothing of the stream can have taken effect, so that it may be tried elsewhere.
+    /// True if the stream had no effect, and may be retried elsewhere.
     #[must_use]
     pub const fn is_retry_safe(self) -> bool {
         matches!(self, Self::Refused | Self::Unreachable)
@@ -107,32 +107,31 @@ impl ResetCode {
     }
 }
 
-/// Why a link takes no new streams. One byte on the wire; an unknown byte reads as
+/// The reason for which a link accepts no new streams. One byte on the wire; an unknown byte is read as
 /// [`GoAwayCode::Internal`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum GoAwayCode {
-    /// The sidecar is going down or replaces its certificate; open streams finish.
+    /// The sidecar shuts down or replaces its certificate; open streams finish.
     Drain = 1,
-    /// Nobody used the link for a while.
+    /// The link was idle.
     Idle = 2,
-    /// All stream numbers, or half of the resets that the acceptor puts up with, were used; a new
-    /// link starts from one.
+    /// All stream numbers, or half of the acceptor's allowance for resets, were used; a new link starts over.
     Exhausted = 3,
-    /// The peer broke a rule of the framing. The link closes at once.
+    /// The peer violated the protocol. The link closes at once.
     Protocol = 4,
-    /// The peer sent more than it was granted. The link closes at once.
+    /// The peer exceeded its credit. The link closes at once.
     FlowControl = 5,
-    /// The peer made work without using it. The link closes at once.
+    /// The peer sent too many useless frames. The link closes at once.
     Flood = 6,
-    /// The peer speaks another version. The link closes at once.
+    /// The peer has another protocol version. The link closes at once.
     Version = 7,
     /// The sender failed. The link closes at once.
     Internal = 8,
 }
 
 impl GoAwayCode {
-    /// Every code, in the order of the document.
+    /// Every code, in the order of the specification.
     pub const ALL: &'static [Self] = &[
         Self::Drain,
         Self::Idle,
@@ -144,7 +143,7 @@ impl GoAwayCode {
         Self::Internal,
     ];
 
-    /// Whether open streams finish; otherwise the link closes at once.
+    /// True if open streams finish; otherwise the link closes at once.
     #[must_use]
     pub const fn is_graceful(self) -> bool {
         matches!(self, Self::Drain | Self::Idle | Self::Exhausted)
@@ -155,25 +154,25 @@ impl GoAwayCode {
     }
 }
 
-/// The peer broke the protocol: write what [`Link::output`](super::Link::output) holds and close.
+/// A protocol violation by the peer: write the output in [`Link::output`](super::Link::output) and close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// The peer's HELLO names another version.
+    /// The peer's HELLO has another version.
     #[error(
         "link: the peer speaks version {theirs}, this sidecar speaks {VERSION}; \
          run releases that share a version"
     )]
     Version {
-        /// What the peer said.
+        /// The peer's version.
         theirs: u16,
     },
-    /// The first frame is no HELLO, or a HELLO is repeated or states values out of range.
+    /// The first frame is not HELLO, or a HELLO is repeated or has values out of range.
     #[error("link: HELLO {fault}; the peer must be a Leno sidecar with ALPN leno/1")]
     Hello {
-        /// What is wrong with it.
+        /// The fault.
         fault: &'static str,
     },
-    /// A frame announces more bytes than its kind may have.
+    /// A frame exceeds the size limit of its kind.
     #[error("link: a frame of {length} bytes where at most {max} are allowed")]
     FrameTooLarge {
         /// The announced length of the payload.
@@ -181,48 +180,48 @@ pub enum LinkError {
         /// The limit for this kind of frame.
         max: u32,
     },
-    /// A frame that cannot be read.
+    /// A malformed frame.
     #[error("link: malformed frame: {fault}")]
     Malformed {
-        /// What is wrong with it.
+        /// The fault.
         fault: &'static str,
     },
     /// A frame that the state of its stream or of the link does not allow.
     #[error("link: stream {stream}: {fault}")]
     Misplaced {
-        /// The stream that the frame named.
+        /// The stream of the frame.
         stream: StreamId,
-        /// The rule that was broken.
+        /// The violated rule.
         fault: &'static str,
     },
-    /// More DATA than was granted, or more credit than the window.
+    /// DATA beyond the granted credit, or credit beyond the window.
     #[error("link: stream {stream}: the peer exceeds its window")]
     FlowControl {
-        /// The stream in question.
+        /// The stream.
         stream: StreamId,
     },
-    /// The peer opened more streams than it was told it may.
+    /// The peer opened more streams than allowed.
     #[error("link: the peer opened more than {max} streams at once")]
     StreamsExceeded {
-        /// What this side said in its HELLO.
+        /// The limit in this side's HELLO.
         max: u32,
     },
-    /// The peer makes work without using it.
+    /// The peer sent too many useless frames.
     #[error("link: flood of {what}")]
     Flood {
-        /// What there was too much of.
+        /// The kind of frames.
         what: &'static str,
     },
-    /// The peer keeps asking and does not read the answers.
+    /// The peer keeps sending requests and does not read the responses.
     #[error("link: {bytes} bytes wait for a peer that does not read")]
     Stalled {
-        /// How much output had piled up.
+        /// The size of the pending output.
         bytes: usize,
     },
 }
 
 impl LinkError {
-    /// The code that the GOAWAY for this error carries.
+    /// Returns the GOAWAY code for this error.
     #[must_use]
     pub const fn code(&self) -> GoAwayCode {
         match self {
@@ -238,28 +237,27 @@ impl LinkError {
     }
 }
 
-/// Why no stream was opened. Nothing was written.
+/// The reason for which a stream was not opened. Nothing was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// As many streams are open as both sides allow: wait for one to finish or use another link.
+    /// The stream limit is reached: wait for a stream to finish or use another link.
     #[error("link: all streams are in use")]
     Full,
-    /// One side said GOAWAY: use another link.
+    /// One side sent GOAWAY: use another link.
     #[error("link: going away")]
     GoingAway,
     /// The head is larger than the peer accepts.
     #[error("link: the head is larger than the peer accepts")]
     TooLarge,
-    /// The link failed earlier, or it is the acceptor's end, which opens nothing.
+    /// The link failed earlier, or this end is the acceptor, which opens no streams.
     #[error("link: broken or not the opener's end")]
     Broken,
 }
 
-/// Nothing can be sent on this stream any more: this side ended it, either side reset it, or the
-/// link failed.
+/// The stream accepts no more frames: this side ended it, either side reset it, or the link failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("link: the stream takes no more")]
 pub struct Gone;
 
-/// The first code of HTTP/2 among those of streams.
+/// The first of the HTTP/2 codes.
 const HTTP2_CODES: u8 = 0x20;

@@ -1,35 +1,35 @@
-//! What one side of a link accepts: every number with a name and its permitted range.
+//! Limits of one side of a link, with their defaults and permitted ranges.
 
-/// What this side accepts from its peer and allows itself to hold.
+/// The limits of this side for its peer and for its own memory.
 ///
-/// The first four are told to the peer in HELLO. [`Link::new`](super::Link::new) moves a value that
-/// is out of range to the nearest one within.
+/// The first four are sent to the peer in HELLO. [`Link::new`](super::Link::new) clamps values to their ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Streams open at once.
+    /// The maximum number of open streams.
     pub streams_max: u32,
-    /// DATA bytes that a sender may have on the way, per stream and direction.
+    /// The maximum number of DATA bytes in flight, per stream and direction.
     pub window: u32,
-    /// Bytes of one head or trailer section. Sections of one stream and direction together, with
-    /// [`SECTION_COST`] for each, stay within [`SECTIONS_PER_DIRECTION`] times this.
+    /// The maximum size of one head or trailer section in bytes. The sections of one stream and direction
+    /// together, with [`SECTION_COST`] for each, are limited to [`SECTIONS_PER_DIRECTION`] times this.
     pub head_max: u32,
-    /// Payload bytes of one DATA frame.
+    /// The maximum payload of one DATA frame.
     pub frame_max: u32,
-    /// From this much unwritten output on the link says that it is congested.
+    /// The size of pending output from which the link reports congestion.
     pub output_max: usize,
-    /// With more unwritten output than this the peer is taken for one that does not read.
+    /// The size of pending output beyond which the peer counts as stalled.
     pub output_limit: usize,
-    /// Frames without use (needless PINGs, empty DATA, late frames) that a peer has to its credit.
+    /// The allowance for useless frames (needless PINGs, empty DATA, late frames) of a peer.
     pub idle_frames_max: u32,
-    /// Streams that a peer may open and reset before they were answered, on credit.
+    /// The allowance for streams that a peer opens and resets before a response.
     pub churn_max: u32,
-    /// This side reads the mark of requests of HTTP/2 clients, for ports without a declared protocol. It is a bit of
-    /// HELLO, which releases without it ignore and do not set.
+    /// Indicates support for the mark of requests from HTTP/2 clients, for ports without a declared protocol.
+    /// It is a bit of HELLO, which older releases ignore and do not set.
     pub reads_http2_mark: bool,
 }
 
 impl Limits {
-    /// The longest frame this side accepts, header included: an input buffer of this size suffices.
+    /// Returns the maximum length of an accepted frame, including its header: an input buffer of this size
+    /// suffices.
     #[must_use]
     pub fn input_max(&self) -> usize {
         let payload = self.head_max.max(self.frame_max);
@@ -46,7 +46,7 @@ impl Limits {
         }
     }
 
-    /// What every peer accepts: assumed of it until its HELLO arrives.
+    /// Returns the minimum limits: assumed for a peer until its HELLO arrives.
     pub(super) const fn least() -> Self {
         Self {
             streams_max: STREAMS_LEAST,
@@ -61,7 +61,7 @@ impl Limits {
         }
     }
 
-    /// Whether a peer may state these in its HELLO.
+    /// True if a peer may send these in its HELLO.
     pub(super) fn is_within_range(&self) -> bool {
         self.streams_max >= STREAMS_LEAST
             && (WINDOW_LEAST..=WINDOW_MOST).contains(&self.window)
@@ -86,39 +86,39 @@ impl Default for Limits {
     }
 }
 
-/// Default streams at once: five times what one busy core has in flight, and still a small table.
+/// The default stream limit: five times the requests in flight of one busy core, and still a small table.
 pub const STREAMS_MAX: u32 = 1024;
-/// Every side accepts at least so many streams.
+/// The minimum stream limit.
 pub const STREAMS_LEAST: u32 = 64;
-/// No side accepts more streams than this.
+/// The maximum stream limit.
 pub const STREAMS_MOST: u32 = 65_536;
-/// Default window: a body of this size crosses without waiting for credit.
+/// The default window: a body of this size needs no additional credit.
 pub const WINDOW: u32 = 64 * 1024;
-/// Every side grants at least this window: one full DATA frame.
+/// The minimum window: one full DATA frame.
 pub const WINDOW_LEAST: u32 = 16 * 1024;
-/// No side grants a larger window than this.
+/// The maximum window.
 pub const WINDOW_MOST: u32 = 16 * 1024 * 1024;
-/// Default size of a head: the 64 KiB that HTTP/1.1 is allowed, and what sidecars add to it.
+/// The default head limit: the 64 KiB of HTTP/1.1, plus fields that sidecars add.
 pub const HEAD_MAX: u32 = 66 * 1024;
-/// Every side accepts a head of this size, so that one which passed one sidecar passes the next.
+/// The minimum head limit, so that a head that passes one sidecar passes the next.
 pub const HEAD_LEAST: u32 = 66 * 1024;
-/// No side accepts a larger head than this.
+/// The maximum head limit.
 pub const HEAD_MOST: u32 = 1024 * 1024;
-/// Default payload of a DATA frame: one TLS record, so that streams take turns.
+/// The default DATA payload: one TLS record, so that streams are interleaved.
 pub const FRAME_MAX: u32 = 16 * 1024;
-/// Every side accepts a DATA payload of this size.
+/// The minimum DATA payload limit.
 pub const FRAME_LEAST: u32 = 16 * 1024;
-/// No side accepts a larger DATA payload than this.
+/// The maximum DATA payload limit.
 pub const FRAME_MOST: u32 = 1024 * 1024;
-/// Default for congestion: sixteen TLS records, a large write for the kernel.
+/// The default congestion threshold: sixteen TLS records, a large write for the kernel.
 pub const OUTPUT_MAX: usize = 256 * 1024;
-/// Default for a peer that does not read: far beyond what a well-behaved sender piles up.
+/// The default stall threshold: far beyond the pending output of a well-behaved sender.
 pub const OUTPUT_LIMIT: usize = 8 * 1024 * 1024;
-/// Default for frames without use: more than crossing frames and misfortune explain.
+/// The default allowance for useless frames: more than crossing frames and bad luck explain.
 pub const IDLE_FRAMES_MAX: u32 = 8192;
-/// Default for streams opened and reset unanswered: every stream of a full link, four times over.
+/// The default allowance for unanswered resets: four times the streams of a full link.
 pub const CHURN_MAX: u32 = 4096;
-/// How many times `head_max` the sections of one stream take in one direction.
+/// The limit for the sections of one stream in one direction, as a multiple of `head_max`.
 pub const SECTIONS_PER_DIRECTION: u32 = 2;
-/// What each section counts for beyond its bytes.
+/// The cost of each section in addition to its bytes.
 pub const SECTION_COST: u32 = 64;

@@ -1,4 +1,4 @@
-//! Received frames, one at a time, to events.
+//! Conversion of received frames to events.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -7,14 +7,14 @@ use super::stream::{Stream, Wrong};
 use super::{Event, GoAwayCode, Link, LinkError, ResetCode, Role, StreamId, StreamKind};
 
 impl Link {
-    /// Takes whole frames off `input` until one of them is an event. None: more bytes are needed.
+    /// Consumes whole frames of `input` up to the first event. None: more bytes are needed.
     ///
     /// An input buffer of [`Limits::input_max`](super::Limits::input_max) always suffices.
     ///
     /// # Errors
     ///
-    /// The peer broke the protocol: all streams are gone. Write the output, which ends with a
-    /// GOAWAY, and close the connection. Every later call returns the same error.
+    /// The peer violated the protocol: all streams are gone. Write the output, which ends with a GOAWAY, and
+    /// close the connection. Every later call returns the same error.
     pub fn receive(&mut self, input: &mut BytesMut) -> Result<Option<Event>, LinkError> {
         if let Some(error) = self.broken {
             return Err(error);
@@ -89,7 +89,7 @@ impl Link {
         Ok(Event::Ready)
     }
 
-    /// The streams that HELLO gave credit, as many as were open before it came.
+    /// Returns the next stream with credit from HELLO, among those opened before it.
     fn next_awakened(&mut self) -> Option<Event> {
         while let Some(id) = self.awakened.pop() {
             if self.streams.contains_key(&id) {
@@ -113,7 +113,7 @@ impl Link {
         }
         self.last = stream;
         if self.said_last.is_some_and(|said| stream > said) {
-            // The peer reads in our GOAWAY that this stream was never looked at.
+            // Our GOAWAY informs the peer that this stream was never processed.
             self.budget.expect_late(self.ours.window);
             self.budget.idle_frame()?;
             return Ok(None);
@@ -147,7 +147,7 @@ impl Link {
             return self.late();
         };
         checked(stream, state.receiving.head(header.length, interim, end))?;
-        // There is one final head, and nothing before it is an answer.
+        // Only the final head counts as an answer.
         if !interim {
             state.answered = true;
             self.budget.answered();
@@ -252,7 +252,7 @@ impl Link {
         Ok(Event::GoAway { last, code })
     }
 
-    /// One answer serves all pings that came since the output was last taken.
+    /// One answer serves all pings since the output was last taken.
     fn pinged(&mut self) -> Result<Option<Event>, LinkError> {
         if std::mem::replace(&mut self.pong_owed, true) {
             self.budget.idle_frame()?;
@@ -271,7 +271,7 @@ impl Link {
         Ok(Some(Event::Pong))
     }
 
-    /// The open stream that a frame names. None: it is over, and the frame is late.
+    /// Returns the open stream of a frame. None: the stream has ended, and the frame is late.
     fn known(&mut self, stream: StreamId) -> Result<Option<&mut Stream>, LinkError> {
         if stream > self.last {
             return Err(LinkError::Misplaced { stream, fault: "never opened" });

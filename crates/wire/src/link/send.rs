@@ -1,4 +1,4 @@
-//! The calls that put frames into the output of a link.
+//! Sending of frames on a link.
 
 use bytes::{BufMut, BytesMut};
 
@@ -9,8 +9,8 @@ use super::{
 };
 
 impl Link {
-    /// Opens a stream whose head `write_head` appends to the output; it must not touch what is
-    /// already there. With `end` nothing follows in this direction.
+    /// Opens a stream with the head that `write_head` appends to the output; it must not modify the existing
+    /// output. With `end` this direction is complete.
     ///
     /// # Errors
     ///
@@ -47,14 +47,14 @@ impl Link {
         Ok(id)
     }
 
-    /// Sends a response head, which `write_head` appends to the output. Any number of `interim`
-    /// (1xx) heads within the section allowance may precede the one that is not.
+    /// Sends the response head that `write_head` appends to the output. Any number of `interim` (1xx) heads
+    /// within the section allowance may precede the final one.
     ///
-    /// A head that is too large, or comes out of order, resets the stream.
+    /// A head that is too large or out of order resets the stream.
     ///
     /// # Errors
     ///
-    /// The stream takes no head any more, or was reset just now.
+    /// The stream accepts no more heads, or was just reset.
     pub fn send_head(
         &mut self,
         stream: StreamId,
@@ -71,8 +71,8 @@ impl Link {
         })
     }
 
-    /// Sends the final head of a rejection by this sidecar, which `write_head` appends to the output. A
-    /// peer that reads reasons sees that no application wrote it.
+    /// Sends the final head of a rejection by this sidecar, which `write_head` appends to the output. It is
+    /// marked for peers that support reasons.
     ///
     /// # Errors
     ///
@@ -93,13 +93,12 @@ impl Link {
         })
     }
 
-    /// Sends as much of `data` as the peer has granted and says how much that was. `end` takes
-    /// effect once all was accepted. After less than all, an [`Event::Credit`](super::Event)
-    /// tells when to go on.
+    /// Sends as much of `data` as the credit allows and returns the number of bytes. `end` takes effect after
+    /// all bytes were accepted; otherwise continue at the next [`Event::Credit`](super::Event).
     ///
     /// # Errors
     ///
-    /// The stream takes no data any more; or it came before the response head, which resets it.
+    /// The stream accepts no more data; or data precedes the response head, which resets the stream.
     pub fn send_data(&mut self, stream: StreamId, data: &[u8], end: bool) -> Result<usize, Gone> {
         let state = self.streams.get_mut(&stream).ok_or(Gone)?;
         let granted = usize::try_from(state.credit).unwrap_or(usize::MAX);
@@ -127,13 +126,13 @@ impl Link {
         Ok(now.len())
     }
 
-    /// Sends the trailer section of a body, as HTTP/1.1 writes it; this ends the direction.
+    /// Sends the trailer section of a body, in HTTP/1.1 format; this ends the direction.
     ///
-    /// A section that is too large, or comes out of order, resets the stream.
+    /// A section that is too large or out of order resets the stream.
     ///
     /// # Errors
     ///
-    /// The stream takes no trailers any more, or was reset just now.
+    /// The stream accepts no more trailers, or was just reset.
     pub fn send_trailers(&mut self, stream: StreamId, trailers: &[u8]) -> Result<(), Gone> {
         self.sendable(stream)?;
         let header = Header::new(Kind::Trailers, stream, 0);
@@ -144,15 +143,15 @@ impl Link {
         })
     }
 
-    /// Cuts the stream off in both directions. Does nothing if it is gone already.
+    /// Resets the stream in both directions. Does nothing if it is already gone.
     ///
-    /// To the acceptor an opener that resets too many streams unanswered is hostile, whoever is to
-    /// blame for it. So this end says GOAWAY when it has come half-way: use another link then.
+    /// The acceptor treats an opener with too many unanswered resets as hostile, regardless of their cause.
+    /// This end therefore sends GOAWAY at half of the allowance: use another link then.
     pub fn reset(&mut self, stream: StreamId, code: ResetCode) {
         self.reset_for(stream, code, "");
     }
 
-    /// The same, with a reason for a peer that reads reasons.
+    /// Does the same, with a reason for peers that support reasons.
     pub fn reset_for(&mut self, stream: StreamId, code: ResetCode, reason: &str) {
         if let Some(state) = self.streams.remove(&stream) {
             if !state.receiving.is_ended() {
@@ -167,18 +166,17 @@ impl Link {
         }
     }
 
-    /// Counts a stream that was reset unanswered, as the acceptor will.
+    /// Counts an unanswered reset, as the acceptor does.
     fn wear(&mut self) {
-        // What is beyond the allowance is for the acceptor to judge: streams that were open before
-        // the GOAWAY may still be reset.
+        // The acceptor judges resets beyond the allowance: streams opened before the GOAWAY may still be reset.
         self.budget.count_churn();
         if self.budget.is_worn() {
             self.go_away(GoAwayCode::Exhausted);
         }
     }
 
-    /// Says that so many received bytes left this side's memory, so that the peer may send as many
-    /// again. It is told once half a window is due.
+    /// Acknowledges bytes that left this side's memory, so that the peer may send as many again. CREDIT is sent
+    /// once half a window is due.
     pub fn consumed(&mut self, stream: StreamId, bytes: u32) {
         let window = self.ours.window;
         let Some(state) = self.streams.get_mut(&stream) else {
@@ -204,8 +202,8 @@ impl Link {
         }
     }
 
-    /// Writes a head or trailers to an open stream; `account` applies the rules of its direction
-    /// and says whether this was the answer.
+    /// Writes a head or trailers to an open stream; `account` applies the rules of its direction and returns
+    /// true for the response.
     fn send_section(
         &mut self,
         header: Header,
@@ -240,8 +238,8 @@ impl Link {
         }
     }
 
-    /// Writes a frame whose payload `write` appends, and its length into the header afterwards.
-    /// None: the payload is larger than the peer accepts, and the output is as it was.
+    /// Writes a frame with the payload that `write` appends, and then its length. None: the payload exceeds the
+    /// peer's limit, and the output is unchanged.
     fn write_section(&mut self, header: Header, write: impl FnOnce(&mut BytesMut)) -> Option<u32> {
         let start = self.output.len();
         self.output.put_bytes(0, HEADER_BYTES);

@@ -1,4 +1,4 @@
-//! One stream: its two directions, its credit and its number.
+//! State of one stream: its two directions, its credit and its number.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -6,17 +6,17 @@ use std::hash::Hasher;
 use super::limits::{SECTION_COST, SECTIONS_PER_DIRECTION};
 use super::{Limits, StreamKind};
 
-/// The number of a stream on its link. The opener counts from one; no number is used twice.
+/// The number of a stream on its link. The opener counts from one; numbers are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub(super) u32);
 
 impl StreamId {
-    /// No stream: what GOAWAY names when none was looked at.
+    /// No stream: in GOAWAY, none was processed.
     pub const NONE: Self = Self(0);
-    /// Above every stream: what GOAWAY names when none is given up yet.
+    /// Above every stream: in GOAWAY, none is abandoned yet.
     pub const ALL: Self = Self(u32::MAX);
 
-    /// The number as it stands in frames.
+    /// Returns the number as in frames.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
@@ -31,8 +31,8 @@ impl fmt::Display for StreamId {
 
 /// Hashes stream numbers with one multiplication.
 ///
-/// The peer cannot choose the numbers (they are consecutive), so nothing stronger is needed. Whoever
-/// drives a link may use it for a map of its own, through `BuildHasherDefault`.
+/// The peer cannot choose the numbers (they are consecutive), so a stronger hash is not needed. Drivers may use
+/// it for their own maps, through `BuildHasherDefault`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StreamIdHasher(u64);
 
@@ -52,20 +52,20 @@ impl Hasher for StreamIdHasher {
     }
 }
 
-/// What the link knows of one open stream.
+/// The state of one open stream.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// What this side sends.
+    /// The direction that this side sends.
     pub(super) sending: Half,
-    /// What the peer sends.
+    /// The direction that the peer sends.
     pub(super) receiving: Half,
     /// DATA bytes that the peer still accepts.
     pub(super) credit: u32,
     /// DATA bytes that this side still accepts.
     pub(super) granted: u32,
-    /// Consumed bytes for which no CREDIT was sent yet.
+    /// Consumed bytes not yet acknowledged by CREDIT.
     pub(super) owed: u32,
-    /// The acceptor sent a final head or bytes, as far as this side knows.
+    /// True if the acceptor sent a final head or bytes, as far as this side knows.
     pub(super) answered: bool,
 }
 
@@ -81,7 +81,7 @@ impl Stream {
         }
     }
 
-    /// Whether the caller may be waiting for credit: it was told that there is none.
+    /// True if the caller may be waiting for credit.
     pub(super) fn is_starved(&self) -> bool {
         !self.sending.is_ended() && self.credit == 0
     }
@@ -91,7 +91,7 @@ impl Stream {
     }
 }
 
-/// One direction of a stream: the order of its frames, checked alike by sender and receiver.
+/// One direction of a stream: its frame order, validated by both sender and receiver.
 #[derive(Debug, Clone)]
 pub(super) struct Half {
     phase: Phase,
@@ -106,14 +106,14 @@ enum Phase {
     Ended,
 }
 
-/// Why a frame may not come now.
+/// The reason for which a frame is not allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wrong {
     /// The direction has ended.
     Ended,
-    /// Another frame must come first, or this one had its turn.
+    /// Another frame must come first, or this one is repeated.
     Order,
-    /// The sections of this direction are larger together than allowed.
+    /// The total size of this direction's sections is too large.
     Sections,
 }
 
@@ -141,7 +141,7 @@ impl Half {
         self.kind == StreamKind::Tcp
     }
 
-    /// A head of a request, a response or a TCP connection; interim ones come before the last.
+    /// Validates a head of a request, a response or a TCP connection; interim heads precede the final one.
     pub(super) fn head(&mut self, length: u32, interim: bool, end: bool) -> Result<(), Wrong> {
         match self.phase {
             Phase::Ended => return Err(Wrong::Ended),
@@ -156,7 +156,7 @@ impl Half {
         Ok(())
     }
 
-    /// Bytes of the body. TCP may start with them: its acceptor need not send a head.
+    /// Validates bytes of the body. TCP may start with them: its acceptor may omit the head.
     pub(super) fn data(&mut self, end: bool) -> Result<(), Wrong> {
         match self.phase {
             Phase::Ended => return Err(Wrong::Ended),
@@ -167,7 +167,7 @@ impl Half {
         Ok(())
     }
 
-    /// The trailer section, which ends the direction.
+    /// Validates the trailer section, which ends the direction.
     pub(super) fn trailers(&mut self, length: u32) -> Result<(), Wrong> {
         match self.phase {
             Phase::Ended => return Err(Wrong::Ended),
@@ -187,5 +187,5 @@ impl Half {
     }
 }
 
-/// 2^64 divided by the golden ratio: neighbouring numbers land far apart.
+/// 2^64 divided by the golden ratio: adjacent numbers are spread far apart.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

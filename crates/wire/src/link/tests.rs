@@ -1,4 +1,4 @@
-//! The rules of the link, one by one.
+//! Tests of the link rules, one by one.
 #![allow(
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
@@ -82,7 +82,7 @@ fn tcp_half_closes_both_ways() {
     assert_eq!((opener.streams(), acceptor.streams()), (1, 1));
     assert_eq!(opener.send_data(id, b"late", false), Err(Gone));
 
-    // The acceptor of a TCP stream needs no head, and goes on after the opener has ended.
+    // The acceptor of a TCP stream needs no head, and continues after the opener's end.
     acceptor.send_data(id, b"still here", false).unwrap();
     acceptor.send_data(id, b"", true).unwrap();
     let events = deliver(&mut acceptor, &mut opener);
@@ -101,7 +101,7 @@ fn a_sender_stops_at_the_window_and_goes_on_with_credit() {
     let got: usize = deliver(&mut opener, &mut acceptor).iter().map(data_len).sum();
     assert_eq!(got, WINDOW as usize);
 
-    // Credit is told once half a window is due, and not before.
+    // CREDIT is sent once half a window is due, and not before.
     acceptor.consumed(id, WINDOW / 2 - 1);
     assert!(acceptor.output().is_empty());
     acceptor.consumed(id, 1);
@@ -347,7 +347,7 @@ proptest! {
     }
 }
 
-/// What an opener sends in one busy turn, and the events of it.
+/// The output of an opener in one busy iteration, and its events.
 fn conversation() -> (Bytes, Vec<Event>) {
     let mut opener = Link::new(Role::Opener, Limits::default());
     let first = opener.open(StreamKind::Http, false, write(b"POST /a")).unwrap();
@@ -365,7 +365,7 @@ fn conversation() -> (Bytes, Vec<Event>) {
     (wire, events)
 }
 
-/// Two ends that know each other's limits.
+/// Two ends with exchanged HELLOs.
 fn greeted() -> (Link, Link) {
     let mut opener = Link::new(Role::Opener, Limits::default());
     let mut acceptor = Link::new(Role::Acceptor, Limits::default());
@@ -374,7 +374,7 @@ fn greeted() -> (Link, Link) {
     (opener, acceptor)
 }
 
-/// An HTTP stream that both ends know, its request not ended.
+/// An HTTP stream open at both ends, with an incomplete request.
 fn open(opener: &mut Link, acceptor: &mut Link) -> StreamId {
     let id = opener.open(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
     assert_eq!(deliver(opener, acceptor).len(), 1);

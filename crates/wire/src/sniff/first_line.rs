@@ -1,27 +1,28 @@
-//! The first line of a client where no HTTP is expected: a request in it, however loosely it is written.
+//! Lenient detection of HTTP requests on connections where no HTTP is expected.
 
 use super::METHODS;
 
 /// The decision about the bytes read so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstLine {
-    /// Not yet decided: no whole line is there.
+    /// Undecided: the line is incomplete.
     More,
-    /// A request of HTTP/0.9, HTTP/1 or HTTP/2 begins, as the most forgiving server reads it.
+    /// An HTTP/0.9, HTTP/1 or HTTP/2 request, as read by the most lenient server.
     Request,
     /// Another protocol.
     Other,
 }
 
-/// Reads the first line of a client in pieces. [`super::sniff`] accepts certain requests only; this reader accepts every line that
-/// some server may take for one: blanks before it, tabs or several blanks in it, methods of any case, any target.
+/// Reads the first line of a client in pieces. [`super::sniff`] accepts unambiguous requests only; this reader
+/// accepts every line that some server may read as one: leading blanks, tabs or several blanks, methods of any
+/// case, any target.
 #[derive(Debug, Default)]
 pub struct FirstLineReader {
-    /// The beginning of the line, without the blanks before it.
+    /// The beginning of the line, without leading blanks.
     start: Vec<u8>,
-    /// The length of the line without these blanks.
+    /// The length of the line without leading blanks.
     length: usize,
-    /// The number of elements of [`VERSION`] that the last bytes are.
+    /// The number of elements of [`VERSION`] that the last bytes match.
     matched: usize,
 }
 
@@ -60,7 +61,7 @@ impl FirstLineReader {
         }
     }
 
-    /// True when the line begins with a registered method and a path or a URL.
+    /// True if the line begins with a registered method and a path or a URL.
     fn begins_request(&self) -> bool {
         let mut words = self.start.split(|byte| is_blank(*byte)).filter(|word| !word.is_empty());
         let (Some(method), Some(target)) = (words.next(), words.next()) else { return false };
@@ -76,7 +77,7 @@ fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0b | 0x0c)
 }
 
-/// A version behind a target: a blank, `HTTP/` and a digit.
+/// A version after a target: a blank, `HTTP/` and a digit.
 const VERSION: [fn(u8) -> bool; 7] = [
     is_blank,
     |byte| byte.eq_ignore_ascii_case(&b'h'),
@@ -87,10 +88,10 @@ const VERSION: [fn(u8) -> bool; 7] = [
     |byte| byte.is_ascii_digit(),
 ];
 
-/// A method, blanks, and the beginning of a target.
+/// The maximum length of a method, blanks, and the beginning of a target.
 const START_BYTES_MAX: usize = 64;
 
-/// No server takes a longer request line.
+/// No server accepts a longer request line.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
 #[cfg(test)]
@@ -119,7 +120,7 @@ mod tests {
             "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         ] {
             assert_eq!(read(line.as_bytes()), FirstLine::Request, "{line:?}");
-            // However it is cut.
+            // In any segmentation.
             let mut reader = FirstLineReader::default();
             let bytes = line.as_bytes().chunks(1).map(|byte| reader.read(byte));
             assert!(bytes.into_iter().any(|read| read == FirstLine::Request), "{line:?}");

@@ -1,4 +1,4 @@
-//! First bytes and what they are.
+//! Table tests of protocol detection.
 
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
 
@@ -8,7 +8,7 @@ use super::*;
 
 #[test]
 fn decides_from_the_fewest_bytes() {
-    // The bytes that decide, and the decision; every shorter prefix asks for more.
+    // The deciding bytes, and the decision; every shorter prefix needs more bytes.
     let cases: [(&[u8], Sniffed); 27] = [
         (b"GET /", Sniffed::Http1),
         (b"POST /", Sniffed::Http1),

@@ -1,11 +1,11 @@
-//! What must hold for any bytes taken as a body.
+//! Invariants of body parsing for arbitrary bytes.
 
 use leno_wire::http1::{BodyDecoder, BodyLength, Malformed};
 
-/// However a body is cut into packets, its content, its trailers and its end are the same, and so
-/// is whether it is refused; of several faults, another may come first. What frames accepted chunks, extensions among it, has
-/// no NUL, and no CR or LF but in pairs, so that no reader sees the end of a line elsewhere. The first byte chooses the kind
-/// of body.
+/// The segmentation of a body does not affect its content, trailers, end and validity; of several faults,
+/// another may be reported first. The framing of accepted chunks, including extensions, has no NUL, and no CR
+/// or LF except in pairs, so that all readers agree on the end of a line. The first byte selects the kind of
+/// body.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else {
         return;
@@ -35,7 +35,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// Content, trailers, and how many bytes the body took.
+/// The content, trailers, and length of the body.
 #[derive(Debug, Default, PartialEq)]
 struct Body {
     data: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What must hold for any bytes taken as the head of a request.
+//! Invariants of request head parsing for arbitrary bytes.
 
 use bytes::BytesMut;
 use leno_wire::http1::{
@@ -6,8 +6,8 @@ use leno_wire::http1::{
     write_request,
 };
 
-/// A head that is accepted is whole, was not before, and is forwarded without a change of
-/// meaning; a second hop changes nothing at all.
+/// An accepted head is complete, was not complete before, and is forwarded without a change of meaning; a
+/// second hop changes nothing.
 pub(crate) fn check(bytes: &[u8]) {
     let mut head = RequestHead::default();
     let Ok(Parsed::Complete(length)) = head.parse(bytes) else {
@@ -40,7 +40,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// The fields that must arrive. `Host` may be new, a needless length may be gone.
+/// The fields that must arrive. `Host` may be added, and an unnecessary length removed.
 fn end_to_end<'a>(
     bytes: &'a [u8],
     fields: &'a [Field],

@@ -1,4 +1,4 @@
-//! What must hold for any bytes taken as the head of a response.
+//! Invariants of response head parsing for arbitrary bytes.
 
 use bytes::BytesMut;
 use leno_wire::http1::{
@@ -6,8 +6,8 @@ use leno_wire::http1::{
     write_response,
 };
 
-/// A head that is accepted is whole, was not before, and is forwarded without a change of
-/// meaning, whatever it answers; a second hop changes nothing at all.
+/// An accepted head is complete, was not complete before, and is forwarded without a change of meaning, for
+/// every request method; a second hop changes nothing.
 pub(crate) fn check(bytes: &[u8]) {
     for answers in [Answers::Other, Answers::Head, Answers::Connect] {
         let mut head = ResponseHead::default();
@@ -27,7 +27,7 @@ pub(crate) fn check(bytes: &[u8]) {
             let mut written = BytesMut::new();
             write_response(bytes, &head, &edits, &mut written);
             let parsed = again.parse(&written, answers);
-            // What the proxy adds may be one field more than the next hop takes.
+            // The proxy may add one field more than the next hop accepts.
             if parsed == Err(Malformed::TooManyFields) && head.fields.len() == FIELDS_MAX {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! What must hold for any bytes that a link receives.
+//! Invariants of a link for arbitrary received bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use leno_wire::link::{
     WINDOW_LEAST,
 };
 
-/// However the bytes are cut, the events and the fault are the same; and no bytes, whatever is
-/// sent meanwhile, lead beyond the limits. The first byte chooses the role, the second what the
-/// driver does, the others are what the peer sends.
+/// The segmentation of the bytes does not affect the events and the error, and no bytes exceed the limits, with
+/// any concurrent sends. The first byte selects the role, the second seeds the driver, the others are the
+/// peer's output.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((&[role, seed], bytes)) = bytes.split_first_chunk() else {
         return;
@@ -23,7 +23,7 @@ pub(crate) fn check(bytes: &[u8]) {
     Driver::new(role, seed).drive(bytes);
 }
 
-/// What a link hears that only listens.
+/// The events of a link that only receives.
 fn received(role: Role, bytes: &[u8], step: usize) -> (Vec<Event>, Option<LinkError>) {
     let mut link = started(role);
     let mut input = BytesMut::new();
@@ -42,7 +42,7 @@ fn received(role: Role, bytes: &[u8], step: usize) -> (Vec<Event>, Option<LinkEr
     (events, None)
 }
 
-/// Small limits, and for the opener some streams that its peer may answer.
+/// Creates a link with small limits, and for the opener some streams that its peer may answer.
 fn started(role: Role) -> Link {
     let limits = Limits { streams_max: STREAMS_LEAST, window: WINDOW_LEAST, ..Limits::default() };
     let mut link = Link::new(role, limits);
@@ -57,7 +57,7 @@ fn started(role: Role) -> Link {
     link
 }
 
-/// A driver that answers, resets and consumes as its seed says, and keeps count.
+/// A driver that answers, resets and consumes by its seed, and keeps count.
 struct Driver {
     link: Link,
     seed: u64,
@@ -127,7 +127,7 @@ impl Driver {
         stream
     }
 
-    /// One call of the driver; what it returns is not of interest, only that it returns.
+    /// Performs one driver call; only panics and hangs matter, not results.
     fn act(&mut self, stream: StreamId) {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let chance = self.seed >> 56;

@@ -1,4 +1,4 @@
-//! Replays the corpora of the fuzz targets through the same functions, on stable Rust.
+//! Replay of the fuzz corpora through the same functions, on stable Rust.
 
 mod http1_body;
 mod http1_request;

@@ -1,10 +1,10 @@
-//! Replays the committed corpus of one fuzz target; shared by the crates that have targets.
+//! Replay of the committed corpus of one fuzz target; shared by the crates with fuzz targets.
 
 use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
 
-/// Passes every file of the corpus to `check`, and names those that it does not hold for.
+/// Passes every file of the corpus to `check`, and reports the failing ones.
 pub(crate) fn replay(target: &str, check: fn(&[u8])) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut replayed = 0;

@@ -1,8 +1,9 @@
-//! What must hold for any first bytes of a connection.
+//! Invariants of protocol detection for arbitrary bytes.
 
 use leno_wire::sniff::{SNIFF_BYTES_MAX, Sniffed, sniff};
 
-/// A decision comes within its bound, and more bytes never change it. Empty lines before a request do not hide it.
+/// A decision is reached within its bound, and more bytes never change it. Empty lines before a request do not
+/// hide it.
 pub(crate) fn check(bytes: &[u8]) {
     let decided = sniff(bytes);
     assert!(decided != Sniffed::More || bytes.len() < SNIFF_BYTES_MAX);

@@ -1,4 +1,4 @@
-//! The table in `docs/http-strictness.md` is what the vectors say, and cannot say anything else.
+//! The table in `docs/http-strictness.md` is generated from the vectors.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Runs `tests/vectors/http1/strictness.json` through the parsers, whole and cut in two.
+//! Runs `tests/vectors/http1/strictness.json` through the parsers, whole and split in two.
 
 mod document;
 mod vector;
@@ -76,7 +76,7 @@ fn vectors(rules: &[Rule]) -> impl Iterator<Item = &Vector> {
     rules.iter().flat_map(|rule| &rule.vectors)
 }
 
-/// What is not as the vector says; nothing when all is.
+/// The difference from the vector, if any.
 fn difference(vector: &Vector, found: &Verdict) -> Option<String> {
     let same = match (&vector.outcome, found) {
         (Outcome::Refused { label, status }, Verdict::Refused(fault)) => {
@@ -88,8 +88,8 @@ fn difference(vector: &Vector, found: &Verdict) -> Option<String> {
     (!same).then(|| format!("{}: {:?}, not {found:?}", vector.name, vector.outcome))
 }
 
-/// A client is answered for its own fault; for an upstream's it is always 502. Who has closed its
-/// connection is answered nothing.
+/// A client receives a status for its own fault; a fault of an upstream is always 502. A client with a closed
+/// connection receives none.
 fn status_fits(vector: &Vector, fault: Malformed, status: Option<u64>) -> bool {
     match status {
         None => vector.ends && fault == Malformed::BodyTruncated,
@@ -98,7 +98,7 @@ fn status_fits(vector: &Vector, fault: Malformed, status: Option<u64>) -> bool {
     }
 }
 
-/// Up to here a vector is cut at every byte; beyond, each cut would read all of it again.
+/// Up to this length a vector is split at every byte; beyond it, each split would read all of it again.
 const EVERY_CUT_BYTES_MAX: usize = 2048;
-/// No divisor of anything that matters.
+/// A prime without relation to any size limit.
 const COARSE_STEP: usize = 1009;

@@ -1,28 +1,28 @@
-//! The vectors as they stand in their file.
+//! Strictness vectors, as in their file.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// One rule and what proves it.
+/// One rule and its vectors.
 pub(crate) struct Rule {
     pub(crate) text: String,
     pub(crate) rfc: String,
     pub(crate) vectors: Vec<Vector>,
 }
 
-/// Bytes, and what is to become of them.
+/// Input bytes and their expected result.
 pub(crate) struct Vector {
     pub(crate) name: String,
     /// `request`, `response` or `body`.
     pub(crate) of: String,
-    /// The method that a response answers.
+    /// The method of the request that a response answers.
     pub(crate) answers: String,
     pub(crate) bytes: Vec<u8>,
     /// The connection closes after the bytes.
     pub(crate) ends: bool,
-    /// What a sidecar answers, where it is not what the parser's verdict leads to.
+    /// The status of a sidecar, if it differs from that of the parser's verdict.
     #[allow(dead_code, reason = "the tests of the sidecar read it, through a path")]
     pub(crate) sidecar: Option<u64>,
     pub(crate) outcome: Outcome,
@@ -34,7 +34,8 @@ pub(crate) enum Outcome {
     Accepted(Accepted),
 }
 
-/// What an accepted message is. What a vector leaves out is not looked at, except `left`.
+/// The expected properties of an accepted message. Properties that a vector omits are not checked, except
+/// `left`.
 #[derive(Debug, Clone)]
 pub(crate) struct Accepted {
     pub(crate) body: Option<String>,
@@ -57,7 +58,7 @@ impl PartialEq for Accepted {
     }
 }
 
-/// All of the file.
+/// Reads the whole file.
 pub(crate) fn rules() -> Vec<Rule> {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/http1/strictness.json");

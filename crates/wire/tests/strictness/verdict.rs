@@ -1,4 +1,4 @@
-//! What the parsers make of the bytes of a vector, however these arrive.
+//! Parser verdicts on the bytes of a vector, for any segmentation.
 
 use leno_wire::http1::{
     Answers, BodyDecoder, BodyLength, Malformed, Parsed, RequestHead, ResponseHead,
@@ -10,11 +10,11 @@ use crate::vector::{Accepted, Vector};
 pub(crate) enum Verdict {
     Refused(Malformed),
     Accepted(Accepted),
-    /// All is there and it is not enough.
+    /// The input ended before the message was complete.
     Unfinished,
 }
 
-/// Reads the bytes as they have arrived at each of the `cuts`; the last is their end.
+/// Parses the bytes with one packet boundary at each of the `cuts`; the last one is the end.
 pub(crate) fn judge(vector: &Vector, cuts: &[usize]) -> Verdict {
     match read(vector, cuts) {
         Ok(Some(accepted)) => Verdict::Accepted(accepted),
@@ -59,8 +59,8 @@ fn read(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Malformed> 
     Ok(decoder.is_complete().then_some(accepted))
 }
 
-/// Where the head ends, how its body does, and whether the connection persists. Takes the cuts
-/// before the head is whole.
+/// Returns the end of the head, the framing of the body, and true if the connection persists. Consumes the cuts
+/// before the head is complete.
 fn head(
     vector: &Vector,
     cuts: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
@@ -97,10 +97,10 @@ fn shown(length: BodyLength) -> String {
 
 macro_rules! labels {
     ($($name:ident)*) => {
-        /// The names of all of `Malformed`.
+        /// The names of all variants of `Malformed`.
         pub(crate) const LABELS: &[&str] = &[$(stringify!($name)),*];
 
-        /// Does not compile when the list is not complete.
+        /// Does not compile if the list is incomplete.
         #[expect(dead_code, reason = "the compiler is its reader")]
         fn is_complete(fault: Malformed) {
             match fault {

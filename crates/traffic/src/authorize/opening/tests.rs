@@ -1,4 +1,4 @@
-//! What is open is looked up as if everything were asked in order.
+//! The index of ingress rules is equivalent to sequential evaluation.
 
 use leno_model::{IpRange, RequestMatch, ServiceAccount, TrustDomain};
 use proptest::prelude::*;
@@ -7,7 +7,8 @@ use proptest::sample::select;
 use super::*;
 use crate::many::tests::{any_match, any_request};
 
-/// Two ports, two accounts, few addresses and names, so that several often let the same client in.
+/// Two ports, two accounts, and a small number of addresses and names, so that several rules often allow the
+/// same client.
 fn any_opening() -> impl Strategy<Value = Opening> {
     let named = prop::collection::vec(select(vec!["shop.test", "web.test"]), 0..2);
     let entry =
@@ -34,7 +35,7 @@ fn any_opening() -> impl Strategy<Value = Opening> {
     )
 }
 
-/// What a guest is called, if there is one.
+/// The names of an external principal, if any.
 fn any_guest() -> impl Strategy<Value = Vec<Name>> {
     let name = select(vec!["batch.test", "edge.test"]);
     prop::collection::vec(name.prop_map(|name| Name::new(name).unwrap()), 0..2)

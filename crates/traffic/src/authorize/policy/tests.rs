@@ -1,4 +1,4 @@
-//! The truth table of access policies, alone and beside `TrafficTarget`s.
+//! Truth table of access policies, alone and combined with `TrafficTarget`s.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -56,7 +56,7 @@ fn below(prefix: &str) -> PathMatch {
     PathMatch::Prefix(prefix.to_owned())
 }
 
-/// Port 80 speaks HTTP, port 90 is to be detected, port 5432 is opaque.
+/// Port 80 speaks HTTP, port 90 is detected, port 5432 is opaque.
 fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAccess {
     let port = |port, protocol| WorkloadPort { name: None, port, protocol };
     let plan = WorkloadPlan::bare(
@@ -83,7 +83,7 @@ fn connect(access: &InboundAccess, peer: &str, port: u16) -> ConnectionPermit {
     access.connection(Some(&SpiffeId { trust_domain, account }), port).unwrap()
 }
 
-/// The reason and the rule, or what is there of them.
+/// The reason and the rule, if any.
 fn told(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
     let rule = |ruling: Option<&Ruling>| match ruling {
         None => String::new(),
@@ -116,7 +116,7 @@ fn bytes(access: &InboundAccess, peer: &str, port: u16) -> String {
     told(access, access.tcp(&connect(access, peer, port)))
 }
 
-/// A `TrafficTarget` that lets `shop/web` read everything and use all ports.
+/// A `TrafficTarget` that allows `shop/web` to read everything and use all ports.
 fn target() -> Access {
     let request = RequestMatch { methods: vec!["GET".to_owned()], ..RequestMatch::default() };
     Access::Strict(vec![AccessRule {
@@ -188,7 +188,7 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
         let found = asked.map(|(peer, what)| ask(&access, peer, what));
         assert_eq!(found, answers, "{access:?}");
     }
-    // TrafficTargets that name the peer, and nothing that fits.
+    // TrafficTargets that name the peer, but do not match.
     let access = access(target(), false, rules());
     assert_eq!(ask(&access, "shop/web", "POST /other"), "no-policy-route");
 }
@@ -217,11 +217,11 @@ fn bytes_are_judged_by_identity_and_port_alone() {
     assert_eq!(bytes(&by_port, "shop/web", 5432), "ok database");
     assert_eq!(bytes(&by_port, "shop/web", 80), "denied");
     assert_eq!(ask(&by_port, "shop/web", "GET /"), "denied");
-    // What allows some requests opens no port to bytes.
+    // A rule that allows some requests opens no port to bytes.
     let by_request = strict(vec![asking(&[("GET", PathMatch::Any)], allow("reads"))]);
     assert_eq!(ask(&by_request, "shop/web", "GET /"), "ok reads");
     assert_eq!(bytes(&by_request, "shop/web", 80), "denied");
-    // What denies some requests denies bytes in which they might hide.
+    // A rule that denies some requests denies bytes that may contain them.
     let hidden = asking(&[("DELETE", PathMatch::Any)], deny("no-deletes"));
     let hidden = access(Access::Permissive, false, vec![hidden]);
     assert_eq!(bytes(&hidden, "shop/web", 80), "denied-by-policy no-deletes");
@@ -277,18 +277,18 @@ fn a_denial_of_a_path_holds_for_every_spelling_of_it() {
     ] {
         assert_eq!(ask(&closed, "shop/web", &format!("GET {path}")), expected, "{path}");
     }
-    // A rule that allows is missed by every odd spelling that climbs.
+    // An allow rule does not match encodings of dot segments.
     let open = strict(vec![asking(&[("", below("/items"))], allow("items"))]);
     assert_eq!(ask(&open, "shop/web", "GET /items/1"), "ok items");
     assert_eq!(ask(&open, "shop/web", "GET /items/../admin"), "denied");
-    // So it is by a path in which an application may read one without the first element.
+    // Nor does it match a path that an application may read without the first element.
     let regex = PathMatch::Regex("/.*/items".to_owned());
     let open = strict(vec![asking(&[("", regex)], allow("items"))]);
     assert_eq!(ask(&open, "shop/web", "GET /x/items"), "ok items");
     for path in ["//x/items", r"/\x/items", "/%2fx/items", "/%2fx%252fy/items"] {
         assert_eq!(ask(&open, "shop/web", &format!("GET {path}")), "denied", "{path}");
     }
-    // A rule for all paths fits, also as an expression.
+    // A rule for all paths matches, also as an expression.
     for all in [PathMatch::Any, PathMatch::Regex("/.*".to_owned())] {
         let all = strict(vec![asking(&[("", all)], allow("all"))]);
         assert_eq!(ask(&all, "shop/web", "GET //x/items"), "ok all");
@@ -342,7 +342,7 @@ fn a_bad_pattern_names_its_policy() {
     assert!(error.starts_with("AccessPolicy stock/guard: "), "{error}");
 }
 
-/// Fields of a request whose token says one thing.
+/// The fields of a request with one claim in its token.
 struct Claimed(&'static str, &'static str);
 
 impl crate::request::Fields for Claimed {
@@ -399,12 +399,12 @@ fn rules_ask_what_a_token_says() {
             let expected = expected.map(|it| if it == "no-policy-route" { "denied" } else { it });
             assert_eq!(denied, expected);
         }
-        // Nobody sees what bytes show.
+        // Claims are not visible in bytes.
         assert!(access.tcp(&permit).is_err());
     }
 }
 
-/// A request by one user, that counts how often somebody asks who it is.
+/// A request of one user that counts the reads of the user.
 struct Counted {
     user: String,
     asked: Cell<usize>,
@@ -437,7 +437,7 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
         };
         let access = strict((0..rules).map(by_user).collect());
         let permit = connect(&access, "tenant-0/web", 80);
-        // The last one of the first tenant's, one of another, and nobody's.
+        // The last one of the first tenant, one of another, and one of none.
         let last = rules - tenants;
         for (user, expected) in [
             (last, format!("ok r{last}")),
@@ -480,7 +480,8 @@ fn what_a_client_says_a_thousand_times_is_asked_once() {
     assert!(fields.asked.get() <= 4, "{}", fields.asked.get());
 }
 
-/// Rules about few peers, requests, claims and ports, so that several often fit; of six so many deny.
+/// Rules for a small number of peers, requests, claims and ports, so that several often match; this many of six
+/// deny.
 fn any_rule(denials: u32) -> impl Strategy<Value = PolicyRule> {
     let path = prop_oneof![
         Just(PathMatch::Any),
@@ -583,7 +584,7 @@ proptest! {
                 && (rule.requests.is_empty() || rule.requests.iter().any(fits))
                 && rule.claims.iter().all(|it| it.values.iter().any(|value| value == group))
         };
-        // What is about everything goes before what is about some requests.
+        // Rules for everything precede rules for some requests.
         let first = |action| {
             let fitting = || rules.iter().filter(|rule| rule.action == action).filter(fits);
             fitting().find(|rule| !rule.is_about_requests()).or(fitting().next())

@@ -1,17 +1,17 @@
-//! Callers and endpoints, by seed: who is slow or fails gets less.
+//! Seeded simulation of callers and endpoints: slow or failing endpoints receive less.
 
 use super::*;
 use crate::balance::{Candidates, Load, pick};
 use crate::hash::hash;
 
-/// An endpoint: how long it takes, and whether what it answers are errors.
+/// The latency of an endpoint; true if its responses are errors.
 #[derive(Clone, Copy)]
 struct Behaviour {
     takes: Duration,
     fails: bool,
 }
 
-/// Endpoints as a thread knows them.
+/// Endpoints as one thread sees them.
 struct Known {
     endpoints: Vec<(Latency, u32)>,
     now: Duration,
@@ -33,14 +33,14 @@ impl Candidates for Known {
     }
 }
 
-/// The share of each endpoint, in percent, when so many callers ask one request after another for a
-/// minute; each answer takes its endpoint's time and up to a quarter more.
+/// The share of each endpoint, in percent, for this number of callers with one request after another for a
+/// minute; each response takes its endpoint's time plus up to a quarter.
 fn shares(behaviours: &[Behaviour], callers: u32, seed: u64) -> Vec<u64> {
     let count = behaviours.len();
     let mut known = Known { endpoints: vec![(Latency::default(), 0); count], now: Duration::ZERO };
     let mut draws = (0_u64..).map(|n| hash(seed ^ n, "draw"));
     let mut draw = || draws.next().unwrap_or_default();
-    // When each caller hears of what, and how long that took.
+    // The end of each caller's current request, its endpoint and its duration.
     let mut ends: Vec<(Duration, Option<(usize, Duration)>)> =
         (0..callers).map(|_| (Duration::from_micros(draw() % 1000), None)).collect();
     let mut asked = vec![0_u64; count];

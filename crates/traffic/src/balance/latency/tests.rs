@@ -1,4 +1,4 @@
-//! The average: what raises it, what draws it down, and that nothing overflows.
+//! Tests of the average: increase, decay and overflow.
 
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ fn a_peak_counts_at_once_and_what_is_faster_in_the_course_of_time() {
     near(average(&latency), 100.0);
     latency.answered(ms(10), ms(1));
     near(average(&latency), 100.0);
-    // After ten seconds an e-th of what was too much is left, by one answer or by ten thousand.
+    // After ten seconds 1/e of the excess is left, after one response or ten thousand.
     let expected = 10.0 + 90.0 / std::f64::consts::E;
     let mut once = latency;
     once.answered(ms(10), ms(10_001));
@@ -61,14 +61,14 @@ fn failures_draw_nothing_down_and_count_until_the_next_answer() {
     assert_eq!(latency.failures(ms(302)), u8::MAX);
     assert_eq!(latency.failures(ms(301 + 3_000)), u8::MAX >> 3);
     assert_eq!(latency.failures(ms(301 + 60_000)), 0);
-    // One that took long to fail is slow as well.
+    // A slow failure counts as slow as well.
     latency.failed(ms(500), ms(400));
     near(average(&latency), 500.0);
 }
 
 #[test]
 fn who_never_answers_well_never_looks_fast() {
-    // What takes long is seen again and again, and nothing else is: what was before is long past.
+    // Only the slow samples repeat; earlier ones are long decayed.
     let learned: [fn(&mut Latency, Duration, Duration); 2] = [Latency::peaked, Latency::failed];
     for learn in learned {
         let mut latency = Latency::default();
@@ -108,11 +108,11 @@ fn refusals_between_answers_let_time_pass() {
             _ => latency.refused(ms(5), ms(10 * n)),
         }
     }
-    // Of what was too much, an e-th is left for each of six times ten seconds: 9.9 ms. The curve is that of
-    // the exponential function to half a percent, and was gone along in sixty steps.
+    // The excess decays by e in each of six intervals of ten seconds: 9.9 ms. The curve follows the exponential
+    // function within 0.5 %, over sixty steps.
     let left = average(&latency);
     assert!((9.4..10.4).contains(&left), "{left}");
-    // Attempts of which nothing is known do not keep old failures alive.
+    // Attempts with unknown results do not keep old failures alive.
     latency.failed(ms(1), ms(60_000));
     latency.peaked(ms(1), ms(60_900));
     assert_eq!((latency.failures(ms(60_900)), latency.failures(ms(61_100))), (1, 0));

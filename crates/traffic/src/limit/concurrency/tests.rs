@@ -1,19 +1,19 @@
-//! The search among applications that are simulated, event by event.
+//! Event-based simulation of adaptive concurrency with various applications.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::*;
 
-/// An application with workers, which clients ask at random moments. Times are in microseconds.
+/// An application with workers, and clients with random arrivals. Times are in microseconds.
 struct Application {
     workers: usize,
-    /// How long a worker takes on average for a request that it begins now.
+    /// The average service time of a request that starts now.
     serves: fn(u64) -> u64,
     differs: Differs,
-    /// How many requests come in a second.
+    /// The number of requests per second.
     come: fn(u64) -> f64,
-    /// When a client gives up; the application does not hear of it.
+    /// The client timeout; the application is not informed.
     patience: u64,
 }
 
@@ -23,35 +23,35 @@ impl Application {
     }
 }
 
-/// How far requests are from the average.
+/// The distribution of service times.
 #[derive(Clone, Copy)]
 enum Differs {
-    /// By a third at most.
+    /// Within a third of the average.
     Little,
-    /// Their logarithms are normal, with this standard deviation.
+    /// Log-normal, with this standard deviation of the logarithms.
     Much(f64),
-    /// One in twenty takes so many times as long as the others.
+    /// One in twenty takes this many times as long as the others.
     Rarely(f64),
 }
 
-/// What became of requests in a stretch of time.
+/// The results of requests in a period.
 #[derive(Debug)]
 struct Seen {
     served: u64,
     refused: u64,
-    /// How many might wait, at least and at most, while all places were open.
+    /// The minimum and maximum limit of waiting requests outside probes.
     most: (u32, u32),
     slowest: u64,
 }
 
 enum Event {
     Comes,
-    /// Which request.
+    /// The number of the request.
     Served(u64),
     GivesUp(u64),
 }
 
-/// A sidecar has lived for a while when a policy comes.
+/// The age of the sidecar when a policy arrives.
 const BEGINS: u64 = 3_600_000_000;
 
 struct Simulation {
@@ -59,12 +59,12 @@ struct Simulation {
     places: Places,
     now: u64,
     random: u64,
-    /// By time, in the order of their making.
+    /// By time, then by order of creation.
     events: BinaryHeap<Reverse<(u64, u64)>>,
     what: HashMap<u64, Event>,
     queue: VecDeque<u64>,
     busy: usize,
-    /// Since when a request waits whose client listens.
+    /// The start of the wait of each request with a present client.
     waits: HashMap<u64, u64>,
     made: u64,
 }
@@ -130,7 +130,7 @@ impl Simulation {
         Some(self.now - sent)
     }
 
-    /// Lets time go on, and tells what was seen in it.
+    /// Advances the time, and returns the results.
     fn go_on(&mut self, seconds: u64) -> Seen {
         let end = self.now + seconds * 1_000_000;
         let mut seen = Seen { served: 0, refused: 0, most: (u32::MAX, 0), slowest: 0 };
@@ -220,7 +220,7 @@ fn who_is_not_overloaded_refuses_next_to_nothing() {
         let mut all = Simulation::new(application, (1, 1000));
         all.go_on(until);
         let seen = all.go_on(120);
-        // Those who come while places are closed.
+        // Requests that arrive during a probe.
         assert!(seen.refused * 1000 <= seen.served, "{seen:?}");
     }
 }
@@ -354,7 +354,7 @@ fn streams_that_go_on_keep_no_place_of_those_who_wait() {
     let take = || places.take(true, Duration::ZERO);
     assert!((0..START).all(|_| take()) && !take());
     (0..START).for_each(|_| places.is_heard());
-    // They are still under way, and so are others soon.
+    // They are still in progress, and others soon are too.
     assert_eq!([take(), take(), take()], [true, true, false]);
     places.leave(false);
     assert_eq!([take(), take()], [true, false]);
@@ -368,7 +368,7 @@ fn who_is_sending_does_not_wait_yet() {
     let take = |waits| places.take(waits, Duration::ZERO);
     assert!((0..100).all(|_| take(false)) && take(true));
     places.leave(true);
-    // All of them come to their ends.
+    // All of them complete.
     (0..100).for_each(|_| places.waits());
     assert_eq!([take(true), take(false)], [false, false]);
     (0..100).for_each(|_| places.leave(true));

@@ -1,4 +1,5 @@
-//! No spelling of a denied request gets through: every kind of rule against what frameworks document as equal.
+//! No alternative encoding bypasses a denial: every kind of rule against the equivalences that frameworks
+//! document.
 
 use leno_model::{FieldMatch, RequestMatch};
 use proptest::prelude::*;
@@ -7,13 +8,13 @@ use proptest::sample::{Index, select};
 use super::*;
 use crate::spelling::PathKind;
 
-/// A request that a rule denies, and then one that a framework takes for it.
+/// A denied request, then modified to one that a framework treats as equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sent {
     method: String,
     path: String,
     query: Vec<(String, String)>,
-    /// What stands between two parameters.
+    /// The separator of two parameters.
     and: &'static str,
     fields: Vec<(String, String)>,
 }
@@ -35,10 +36,10 @@ impl Sent {
     }
 }
 
-/// Writes a request otherwise, somewhere in it.
+/// Modifies the encoding of a request at some position.
 type Respell = fn(Sent, &Index) -> Sent;
 
-/// What the routing of a framework takes for equal, each with where that is documented.
+/// The equivalences of a framework's routing, each with its documentation.
 struct Framework {
     name: &'static str,
     spellings: &'static [(Respell, &'static str)],
@@ -194,7 +195,7 @@ const FRAMEWORKS: &[Framework] = &[
     },
 ];
 
-/// Replaces what is chosen of those bytes of a path that fit.
+/// Replaces a selected byte of a path among those that fit.
 fn in_path(mut sent: Sent, at: &Index, fits: fn(u8) -> bool, by: impl Fn(char) -> String) -> Sent {
     let places: Vec<usize> =
         sent.path.bytes().enumerate().filter(|(_, it)| fits(*it)).map(|(at, _)| at).collect();
@@ -392,12 +393,12 @@ fn quoted_pair(sent: Sent, at: &Index) -> Sent {
     })
 }
 
-/// As the head of a request shows it: bytes that are no UTF-8 are replaced.
+/// As in a parsed request head: invalid UTF-8 is replaced.
 fn blank_of_latin(sent: Sent, _: &Index) -> Sent {
     each_field(sent, |(_, value)| value.push('\u{fffd}'))
 }
 
-/// A path, and a rule about it alone.
+/// A path, and a rule for it alone.
 fn path_and_rule() -> impl Strategy<Value = (String, PathMatch)> {
     let element = "[a-z][a-z0-9_-]{0,5}";
     let path = prop::collection::vec(element, 1..4).prop_map(|it| format!("/{}", it.join("/")));

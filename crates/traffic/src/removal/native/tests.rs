@@ -1,4 +1,4 @@
-//! What the vectors do not show: endpoints that change, and chance.
+//! Tests beyond the vectors: changes of endpoints, and randomness.
 
 use leno_model::{FailureRate, HealthCheck, HealthProbe, RemovalBackOff};
 
@@ -28,7 +28,7 @@ fn failure(now: u64, probe: bool) -> Seen {
     Seen { failed: true, probe, now: Duration::from_secs(now), draw: 0 }
 }
 
-/// Two endpoints, of which the first is out, since second 1.
+/// Two endpoints, the first ejected since second 1.
 fn one_out() -> (Outliers, Vec<Event>) {
     let mut outliers = Outliers::new(rule(), 2);
     let mut events = Vec::new();
@@ -65,7 +65,7 @@ fn who_stays_for_the_bounds_alone_is_known_until_its_window_is_over() {
         outliers.advance(Duration::from_secs(second), 0, &mut events);
     }
     assert!(!outliers.is_spared(1), "what failed has left the window");
-    // In a row they are judged at once, and one that succeeds ends the row.
+    // Consecutive failures are evaluated at once, and a success resets them.
     let rule = OutlierRemoval { rate: None, consecutive: Some(2), keep: 2, ..rule() };
     let mut outliers = Outliers::new(rule, 2);
     for (second, is_spared) in [(0, false), (0, true), (1, true)] {
@@ -75,7 +75,7 @@ fn who_stays_for_the_bounds_alone_is_known_until_its_window_is_over() {
     outliers.learn(0, Seen { failed: false, ..failure(1, false) }, &mut events);
     outliers.advance(Duration::from_secs(2), 0, &mut events);
     assert!(!outliers.is_spared(0));
-    // Nothing was heard for longer than a window.
+    // No results for longer than a window.
     outliers.learn(0, failure(2, false), &mut events);
     outliers.learn(0, failure(2, false), &mut events);
     assert!(outliers.is_spared(0));
@@ -112,7 +112,7 @@ fn only_one_probe_is_under_way_and_one_that_proves_nothing_is_repeated() {
     assert!(!outliers.begin(0));
     outliers.release(0);
     assert_eq!(outliers.standing(0), Standing::Probe);
-    // A request from before it was removed ends now.
+    // A request from before the ejection ends now.
     outliers.learn(0, failure(32, false), &mut events);
     assert_eq!(outliers.standing(0), Standing::Probe);
     assert!(outliers.begin(0));
@@ -128,7 +128,7 @@ fn a_success_of_the_class_that_does_not_count_is_one() {
     assert_eq!(failed(&rule().failures, answered(404)), Failed::No);
 }
 
-/// Four endpoints, of which the first two are out for their checks.
+/// Four endpoints, the first two ejected by health checks.
 fn two_ill() -> Outliers {
     let probe = HealthProbe::Http { path: "/".to_owned() };
     let time = Duration::from_secs(1);

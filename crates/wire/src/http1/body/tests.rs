@@ -1,4 +1,4 @@
-//! Bodies: whole, in pieces, and broken.
+//! Tests of bodies: whole, in pieces, and invalid.
 
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
 
@@ -258,7 +258,7 @@ proptest! {
 
 type Decoded = (Vec<u8>, Option<Vec<u8>>, usize);
 
-/// Feeds `bytes` in packets of `step`, keeping what the decoder leaves, as a connection does.
+/// Passes `bytes` in packets of `step`, keeping unconsumed bytes as a connection does.
 fn decode_all(length: BodyLength, bytes: &[u8], step: usize) -> Result<Decoded, Malformed> {
     let mut decoder = BodyDecoder::new(length);
     let (mut data, mut trailers, mut at, mut end) = (Vec::new(), None, 0, 0);

@@ -1,4 +1,4 @@
-//! Heads of requests: accepted, refused, split anywhere.
+//! Tests of request heads: accepted, rejected, split at any position.
 
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
 
@@ -226,7 +226,6 @@ fn reads_what_the_connection_is_asked_for() {
     }
 }
 
-/// Finding F18 of issue 25.
 #[test]
 fn tells_a_change_to_websocket_from_every_other() {
     for (fields, upgrade, websocket) in [

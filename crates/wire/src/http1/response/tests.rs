@@ -1,4 +1,4 @@
-//! Heads of responses: accepted, refused, and where their bodies end.
+//! Tests of response heads: accepted, rejected, and their body framing.
 
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
 

@@ -1,4 +1,4 @@
-//! Request targets in their four forms.
+//! Tests of request targets in their four forms.
 
 use super::*;
 

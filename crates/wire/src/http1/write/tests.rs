@@ -1,4 +1,4 @@
-//! Written heads: what stays, what goes, and that they parse to the same.
+//! Tests of written heads: kept and removed fields, and equal results when parsed again.
 
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
 
@@ -107,7 +107,7 @@ fn the_body_of_the_head_decides_whatever_its_fields_say() {
 
 #[test]
 fn forwards_responses() {
-    // What the fields were, and what they become.
+    // The received fields, and the written ones.
     let same = |fields: &'static str| (fields, fields);
     let known = same("Content-Length: 5\r\n");
     let chunks = ("Transfer-Encoding: Chunked\r\n", "transfer-encoding: chunked\r\n");
@@ -172,7 +172,7 @@ fn no_edit_can_split_a_message() {
 
 #[test]
 fn a_smuggled_request_never_leaves() {
-    // Each would be read differently by some server behind us; none may even be parsed.
+    // Some server would read each of these differently; all must be rejected by the parser.
     let attacks = [
         ("Content-Length: 6\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
         ("Transfer-Encoding: chunked\r\nContent-Length: 4", Malformed::TwoLengths),

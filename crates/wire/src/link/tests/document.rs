@@ -1,4 +1,4 @@
-//! `docs/link.md` says what the constants say.
+//! `docs/link.md` matches the constants.
 
 use super::*;
 
@@ -79,7 +79,7 @@ fn the_document_has_every_kind_and_code() {
 
 #[test]
 fn the_state_of_a_full_link_is_as_small_as_the_document_says() {
-    // A hash table keeps at most twice its entries, each with one byte of its own.
+    // A hash table has at most twice the capacity of its entries, plus one byte each.
     let entry = size_of::<(StreamId, Stream)>() + 1;
     assert!(entry * 2 * (STREAMS_MAX as usize) + size_of::<Link>() < 256 * 1024);
 }

@@ -1,4 +1,4 @@
-//! Going away: what is served, what is refused, and that nothing gets lost between.
+//! Tests of draining: streams are served or rejected, and none are lost in between.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn the_acceptor_finishes_what_it_took_after_go_away() {
     let (mut opener, mut acceptor) = greeted();
     let served = open(&mut opener, &mut acceptor);
     acceptor.go_away(GoAwayCode::Drain);
-    // These two were on the way when the acceptor decided.
+    // These two were in flight when the acceptor decided.
     let missed = opener.open(StreamKind::Http, false, write(b"POST")).unwrap();
     opener.send_data(missed, &[0; 1000], true).unwrap();
     opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
@@ -53,7 +53,7 @@ fn the_answer_to_an_earlier_ping_is_no_proof_that_nothing_is_on_the_way() {
     let (mut opener, mut acceptor) = greeted();
     acceptor.ping();
     deliver(&mut acceptor, &mut opener);
-    // The answer is on its way when the acceptor drains, and the stream behind it.
+    // The answer is in flight when the acceptor drains, and so is the stream after it.
     let mut answer = opener.output().split();
     acceptor.drain();
     acceptor.ping();

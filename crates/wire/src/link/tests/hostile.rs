@@ -1,4 +1,4 @@
-//! Peers that send anything: the link never panics and never exceeds its bounds.
+//! Fuzz tests with hostile peers: the link never panics and never exceeds its bounds.
 
 use super::simulation::Chance;
 use super::*;
@@ -22,7 +22,7 @@ fn frames_of_any_kind_in_any_order_stay_within_bounds() {
         broken += usize::from(!alive);
         events += victim.events;
     }
-    // Some links must break and some frames must be taken, or this tests nothing.
+    // Some links must break and some frames must be accepted; otherwise the test is void.
     assert!(broken > RUNS as usize / 2 && events > RUNS as usize * 5, "{broken} {events}");
 }
 
@@ -44,7 +44,7 @@ fn a_damaged_conversation_stays_within_bounds() {
     }
 }
 
-/// A link under attack, and a driver that keeps everything it may.
+/// A link under attack, with a driver that keeps as much as it may.
 struct Victim {
     link: Link,
     inbox: BytesMut,
@@ -65,7 +65,7 @@ impl Victim {
         }
     }
 
-    /// False once the link broke.
+    /// False once the link is broken.
     fn swallow(&mut self, wire: &[u8], chance: &mut Chance) -> bool {
         self.inbox.extend_from_slice(wire);
         loop {
@@ -114,7 +114,7 @@ impl Victim {
         }
     }
 
-    /// What a driver might do meanwhile.
+    /// A random action of a driver.
     fn act(&mut self, chance: &mut Chance) {
         let stream = StreamId(chance.below(8) as u32);
         match chance.below(6) {
@@ -188,7 +188,7 @@ fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
     frame
 }
 
-/// The kind that the state of the stream allows, in place of one that breaks the link at once.
+/// The kind that the state of the stream allows, instead of one that breaks the link at once.
 fn plausible(kind: u8, stream: u32, victim: &Victim) -> u8 {
     let state = victim.link.streams.get(&StreamId(stream));
     match state.map(|state| state.receiving.clone()) {
@@ -204,7 +204,7 @@ fn plausible(kind: u8, stream: u32, victim: &Victim) -> u8 {
     }
 }
 
-/// Seeds per run of the tests.
+/// Seeds per test run.
 const RUNS: u64 = 2_000;
-/// Frames per seed, if the link lives so long.
+/// Frames per seed, while the link is intact.
 const FRAMES: u32 = 60;

@@ -1,4 +1,4 @@
-//! What a peer may not do, and how much of what it may.
+//! Tests of the limits for a peer.
 
 use super::*;
 
@@ -159,7 +159,7 @@ fn heads_of_one_stream_together_are_bounded() {
         sent += 1;
     }
     assert_eq!(sent, HEAD_MAX * SECTIONS_PER_DIRECTION / (1000 + SECTION_COST));
-    // The honest sender stops itself with a reset; a receiver would not have taken more either.
+    // The honest sender resets the stream itself; a receiver would not have accepted more either.
     let events = deliver(&mut acceptor, &mut opener);
     let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(events.last(), Some(&reset));
@@ -232,7 +232,7 @@ fn streams_opened_and_reset_unanswered_are_a_flood() {
     assert_eq!(error.code(), GoAwayCode::Flood);
 }
 
-/// Who cancels is not the sidecar: its other streams must not be lost for it.
+/// Cancellations come from clients, not from the sidecar, and must not affect its other streams.
 #[test]
 fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
     for crossing in [false, true] {
@@ -265,7 +265,7 @@ fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
         }
         let worn = cancel(&mut opener, &mut acceptor, CHURN_MAX);
         assert_eq!(worn, Err(OpenError::GoingAway));
-        // What was open goes on, and may be reset.
+        // Open streams continue, and may be reset.
         for id in held {
             opener.reset(id, ResetCode::Cancelled);
         }
@@ -298,7 +298,7 @@ fn an_opener_whose_peer_answers_may_reset_as_many_again() {
         }
     }
     assert!(!opener.is_going_away());
-    // An interim head is no answer, and neither is the bare end of a TCP connection.
+    // An interim head is no answer, and neither is the end of a TCP connection without bytes.
     let mut rounds = 0;
     while let Ok(id) = opener.open(StreamKind::Http, true, write(b"")) {
         deliver(&mut opener, &mut acceptor);
@@ -452,7 +452,7 @@ fn congestion_is_told_from_the_soft_bound_on() {
     assert!(!opener.is_congested());
 }
 
-/// After stream 1 was opened and not ended, these bytes break the link with this code.
+/// With stream 1 open and not ended, these bytes break the link with this code.
 fn breaks_the_acceptor(name: &str, wire: &[u8], code: GoAwayCode) {
     let (mut opener, mut acceptor) = greeted();
     open(&mut opener, &mut acceptor);
@@ -462,7 +462,7 @@ fn breaks_the_acceptor(name: &str, wire: &[u8], code: GoAwayCode) {
     assert!(acceptor.output().ends_with(&goodbye), "{name}");
 }
 
-/// The error that these bytes lead to, if any; the output is left in place.
+/// The error caused by these bytes, if any; the output is kept.
 fn outcome(link: &mut Link, wire: &[u8]) -> Option<LinkError> {
     let mut input = BytesMut::from(wire);
     loop {

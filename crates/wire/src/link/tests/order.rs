@@ -1,7 +1,7 @@
-//! Frames that arrive in an order in which nobody sends them: an error, or what was sent.
+//! Reordered frames: an error, or the original content.
 //!
-//! TLS keeps the order of bytes, so two pieces of one body never change places, and nothing in the
-//! link could tell if they did. Everything else about the order of frames it checks.
+//! TLS keeps the order of bytes, so two pieces of one body never change places, and the link could not detect
+//! it. It checks all other frame order.
 
 use std::collections::BTreeMap;
 
@@ -41,8 +41,8 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
     assert!(broken > 500 && whole > 100, "{broken} {whole}");
 }
 
-/// Whether the first and the last of these change places without a trace: one of them is moved past
-/// another piece of its body, or past the trailers that end it.
+/// True if a swap of the first and the last frame is undetectable: one of them moves past another piece of its
+/// body, or past the trailers that end it.
 fn may_not_be_told(frames: &[Vec<u8>]) -> bool {
     let is_piece = |frame: &&Vec<u8>| matches!(header(frame).kind, Kind::Data | Kind::Trailers);
     [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved| {
@@ -51,7 +51,7 @@ fn may_not_be_told(frames: &[Vec<u8>]) -> bool {
     })
 }
 
-/// Several requests with bodies, their frames mingled, and what is to be heard of each.
+/// Several interleaved requests with bodies, and their expected content.
 fn requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
     let mut opener = Link::new(Role::Opener, Limits::default());
     let mut truth: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
@@ -85,7 +85,7 @@ fn requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
     (opener.output().split().freeze(), truth)
 }
 
-/// What each stream says, with a mark where it ends.
+/// The content of each stream, with a mark at its end.
 fn hear(
     link: &mut Link,
     wire: &mut BytesMut,
@@ -107,11 +107,11 @@ fn hear(
 }
 
 const TRAILERS: &[u8] = b"a: b\r\n\r\n";
-/// No byte of any piece.
+/// A byte that occurs in no piece.
 const END: u8 = 255;
-/// How many seeds every run of the tests tries.
+/// Seeds per test run.
 const SEEDS: u64 = 64;
-/// Pairs of frames that change places, one after another, for each seed.
+/// Pairs of frames that are swapped in sequence, for each seed.
 const SWAPS: usize = 60;
-/// What the opener does for each seed: so few that no piece has the byte of the end.
+/// Actions of the opener for each seed: few enough that no piece contains the end byte.
 const STEPS: usize = 40;

@@ -1,7 +1,7 @@
-//! Two links joined by pipes that cut what they carry, stall, let frames of different streams overtake
-//! each other, and break: a seed decides what happens.
+//! Simulation of two links joined by pipes that split data, stall, reorder frames of different streams, and
+//! break, by seed.
 //!
-//! A failure names its seed; put it into [`ALONE`] to run it by itself.
+//! A failure names its seed; add it to [`ALONE`] to run it separately.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use super::*;
 #[test]
 fn every_byte_arrives_once_and_in_order_and_everything_ends() {
     let seen = simulate(|seed| World::new(seed, Order::Kept).run());
-    // A simulation in which nothing happens proves nothing.
+    // A simulation without activity proves nothing.
     if ALONE.is_empty() {
         let Seen {
             opened, full, starved, congested, resets, refused, trailers, pongs, worn, ..
@@ -32,7 +32,7 @@ fn every_byte_arrives_once_and_in_order_and_everything_ends() {
     }
 }
 
-/// Between streams the order of frames means nothing (`docs/link.md`, *Streams*).
+/// The order of frames of different streams has no meaning (`docs/link.md`, *Streams*).
 #[test]
 fn everything_arrives_also_when_streams_overtake_each_other() {
     let seen = simulate(|seed| World::new(seed, Order::PerStream).run());
@@ -45,7 +45,7 @@ fn a_connection_that_breaks_has_told_nothing_wrong_and_leaves_nothing() {
     assert!(lost > 100 || !ALONE.is_empty(), "{lost} streams were lost");
 }
 
-/// Runs all seeds; the sum of what happened.
+/// Runs all seeds and sums their events.
 fn simulate(run: impl Fn(u64) -> Seen) -> Seen {
     let seeds: Vec<u64> = if ALONE.is_empty() { (0..SEEDS).collect() } else { ALONE.to_vec() };
     let mut seen = Seen::default();
@@ -58,7 +58,7 @@ fn simulate(run: impl Fn(u64) -> Seen) -> Seen {
     seen
 }
 
-/// What happened in a run, summed over all of them.
+/// The events of a run, or their sum over all runs.
 #[derive(Debug, Default, Clone, Copy)]
 struct Seen {
     opened: usize,
@@ -90,55 +90,55 @@ impl Seen {
     }
 }
 
-/// In which order frames arrive.
+/// The order of arrival of frames.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// That in which they were sent; pipes cut anywhere.
+    /// Unchanged; pipes split anywhere.
     Kept,
-    /// Within a stream the same, and no OPEN comes sooner; pipes cut between frames.
+    /// Unchanged within a stream, and no OPEN arrives earlier; pipes split between frames.
     PerStream,
 }
 
-/// Both ends, the pipes between them, and the truth about what was sent.
+/// Both ends, the pipes between them, and a record of everything sent.
 struct World {
     order: Order,
     chance: Chance,
     sides: [Side; 2],
-    /// Bytes that left side 0 or 1 and did not arrive.
+    /// Bytes that left side 0 or 1 and have not arrived.
     wires: [BytesMut; 2],
-    /// Steps for which nothing arrives from side 0 or 1.
+    /// Steps without arrivals from side 0 or 1.
     stalls: [u32; 2],
     sent: BTreeMap<(usize, StreamId), Sent>,
     resets: BTreeMap<StreamId, Vec<ResetCode>>,
     accepted_last: StreamId,
     refused_after: Option<StreamId>,
-    /// The clients of side 0 have no patience: it resets most of what it opens.
+    /// The clients of side 0 have short timeouts: it resets most of its streams.
     is_impatient: bool,
     seen: Seen,
 }
 
-/// One end and what its driver knows.
+/// One end with the state of its driver.
 struct Side {
     link: Link,
     inbox: BytesMut,
     streams: BTreeMap<StreamId, Local>,
 }
 
-/// A stream as its driver sees it.
+/// The driver's state of a stream.
 struct Local {
     kind: StreamKind,
     head_sent: bool,
-    /// Bytes still to send, how to end, and whether that has happened.
+    /// The remaining bytes, the kind of end, and true once it was sent.
     left: usize,
     trailers: bool,
     sent_end: bool,
-    /// Bytes received, and of them not consumed.
+    /// The received bytes, and the unconsumed ones among them.
     received: usize,
     held: usize,
     received_end: bool,
 }
 
-/// What one side put on a stream.
+/// The frames that one side sent on a stream.
 #[derive(Default)]
 struct Sent {
     heads: Vec<Vec<u8>>,
@@ -155,7 +155,7 @@ impl World {
             streams_max: STREAMS_LEAST,
             window: WINDOW_LEAST + chance.below(50_000) as u32,
             output_max: 4_000 + chance.below(250_000),
-            // The default's share of the streams: a driver that means well is never a flood.
+            // The default ratio to the streams: a well-behaved driver never exceeds the allowance.
             churn_max: STREAMS_LEAST * (CHURN_MAX / STREAMS_MAX),
             ..Limits::default()
         };
@@ -190,7 +190,7 @@ impl World {
         self.seen
     }
 
-    /// The connection breaks at a random moment, in the middle of a frame or not.
+    /// Breaks the connection at a random moment, possibly within a frame.
     fn run_until_cut(mut self) -> Seen {
         let last = self.chance.below(STEPS as usize) as u32;
         for step in 0..last {
@@ -203,7 +203,7 @@ impl World {
         self.check_bounds();
         for (index, side) in self.sides.iter_mut().enumerate() {
             for (id, local) in std::mem::take(&mut side.streams) {
-                // Whatever was not ended in both directions is known to be lost.
+                // Streams without an end in both directions are known to be lost.
                 assert!(!local.sent_end || !local.received_end);
                 let sent = self.sent.get(&(1 - index, id));
                 assert!(local.received <= sent.map_or(0, |sent| sent.bytes));
@@ -309,7 +309,7 @@ impl World {
         link.consumed(id, bytes as u32);
     }
 
-    /// All that side 0 has open is given up, as clients do that leave together.
+    /// Resets all streams of side 0, like clients that disconnect together.
     fn cancel(&mut self) {
         let open: Vec<_> = self.sides[0].streams.keys().copied().collect();
         for id in open.into_iter().skip(1) {
@@ -352,15 +352,15 @@ impl World {
         }
     }
 
-    /// Frames on the way overtake each other, where that is nothing to their streams.
+    /// Reorders frames in flight where their streams are unaffected.
     fn shuffle(&mut self, side: usize) {
         let mut frames = frames(&self.wires[side]);
         for _ in 0..frames.len() {
             let place = self.chance.below(frames.len());
             let Some([first, second]) = frames.get_mut(place..place + 2) else { continue };
             let (before, after) = (header(first), header(second));
-            // What is about the whole link means all that came before it. An OPEN that came before
-            // the end of another stream could be one too many.
+            // A link-level frame applies to all frames before it. An OPEN that was sent before the end of
+            // another stream could exceed the limit.
             let about_streams = before.stream != StreamId::NONE && after.stream != StreamId::NONE;
             if about_streams && before.stream != after.stream && after.kind != Kind::Open {
                 std::mem::swap(first, second);
@@ -370,7 +370,7 @@ impl World {
         self.wires[side] = frames.concat().as_slice().into();
     }
 
-    /// Some of what `side` wrote reaches the other one.
+    /// Delivers some of the output of `side` to the other one.
     fn deliver(&mut self, side: usize, all: bool) {
         if !all && self.stalls[side] > 0 {
             self.stalls[side] -= 1;
@@ -492,7 +492,7 @@ impl World {
         }
     }
 
-    /// Stop opening, read and send everything: all streams end and nothing is left.
+    /// Stops opening, reads and sends everything: all streams end and no bytes remain.
     fn finish(&mut self) {
         for _ in 0..ROUNDS {
             for side in [0, 1] {
@@ -536,7 +536,7 @@ impl Local {
     }
 }
 
-/// The frames of a wire on which all of them are whole.
+/// The frames of a wire with whole frames only.
 pub(super) fn frames(mut wire: &[u8]) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     while !wire.is_empty() {
@@ -551,7 +551,7 @@ pub(super) fn header(frame: &[u8]) -> Header {
     Header::peek(frame).unwrap().unwrap()
 }
 
-/// A small generator of numbers that a seed determines (splitmix64).
+/// A small seeded random number generator (SplitMix64).
 pub(super) struct Chance(pub(super) u64);
 
 impl Chance {
@@ -577,17 +577,17 @@ impl Chance {
     }
 }
 
-/// The bytes of a body at a place: another place or another stream has others.
+/// The bytes of a body at an offset, different for each offset and stream.
 fn pattern(side: usize, stream: StreamId, offset: usize, length: usize) -> Vec<u8> {
     let start = side * 101 + stream.number() as usize * 31 + offset;
     (start..start + length).map(|place| (place % 251) as u8).collect()
 }
 
-/// How many seeds every run of the tests tries.
+/// Seeds per test run.
 const SEEDS: u64 = 64;
-/// Seeds to run instead of all, to look into a failure.
+/// Seeds to run instead of all, for debugging.
 const ALONE: &[u64] = &[];
 /// Random steps per seed.
 const STEPS: u32 = 3_000;
-/// Rounds in which everything must end.
+/// The number of rounds within which everything must end.
 const ROUNDS: u32 = 3_000;
