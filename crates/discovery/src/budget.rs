@@ -1,10 +1,10 @@
-//! Budgets: how much work one client may cause, in units of what the work costs.
+//! Work budgets of clients, in units of cost.
 //!
-//! A budget has two buckets: for reading messages of the client, and for the work of the owner of the mesh.
-//! Each piece of work adds its cost to a bucket, and the level falls at a fixed rate. While the first
-//! bucket is full the client is not read, and its messages wait in its own socket. While the second one is
-//! full it is read, and its desired state is put together until the owner takes it. A budget belongs to an
-//! identity, so that a new connection does not renew it.
+//! A budget has two buckets: for reading messages of the client, and for the work of the mesh owner task. Each
+//! piece of work adds its cost to a bucket, and the level falls at a fixed rate. While the first bucket is
+//! full, the client is not read, and its messages wait in its own socket. While the second one is full, the
+//! client is read, and changes of its desired state are merged until the owner takes them. A budget belongs to
+//! an identity, so a new connection does not renew it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,8 @@ pub struct Budget(Mutex<Buckets>);
 struct Buckets {
     reading: Bucket,
     work: Bucket,
-    /// Since when too much was read, without falling to half of the burst.
+    /// The start of the current period of excessive reading; the period ends when the level falls to half of
+    /// the burst.
     exceeded_since: Option<Instant>,
 }
 
@@ -31,7 +32,7 @@ struct Bucket {
 }
 
 impl Budget {
-    /// A budget of which nothing is spent.
+    /// Creates an unspent budget.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         let empty = Bucket { units: 0, at: now };
@@ -47,31 +48,30 @@ impl Budget {
         }
     }
 
-    /// Takes back the cost of a message that the control plane has asked for.
+    /// Refunds the cost of a message that the control plane requested.
     pub fn return_reading(&self, units: u64, now: Instant) {
         let mut buckets = self.lock(now);
         buckets.reading.units = buckets.reading.units.saturating_sub(units);
     }
 
-    /// Adds the cost of what the owner of the mesh did. The pause that follows is bounded, however much
-    /// it was.
+    /// Adds the cost of work of the owner. The resulting pause is bounded, regardless of the cost.
     pub fn charge_work(&self, units: u64, now: Instant) {
         self.lock(now).work.add(units);
     }
 
-    /// When the client is read again; `None` when it may be read now.
+    /// The time at which the client is read again; `None` if it may be read now.
     #[must_use]
     pub fn reads_at(&self, now: Instant) -> Option<Instant> {
         self.lock(now).reading.ready_at(now)
     }
 
-    /// When the owner of the mesh works for the client again; `None` when it may now.
+    /// The time at which the owner works for the client again; `None` if it may now.
     #[must_use]
     pub fn works_at(&self, now: Instant) -> Option<Instant> {
         self.lock(now).work.ready_at(now)
     }
 
-    /// True if the client has sent too much for so long that it is no burst.
+    /// True if the client has exceeded its budget for too long to be a burst.
     #[must_use]
     pub fn is_abused(&self, now: Instant) -> bool {
         let since = self.lock(now).exceeded_since;
@@ -83,7 +83,7 @@ impl Budget {
         buckets.reading.units == 0 && buckets.work.units == 0
     }
 
-    /// The buckets as they are now. A thread that died while it held the lock left nothing half done.
+    /// Locks and updates the buckets. A thread that panicked while it held the lock left no half-written state.
     fn lock(&self, now: Instant) -> MutexGuard<'_, Buckets> {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.reading.fall(now);
@@ -104,7 +104,7 @@ impl Bucket {
         let elapsed = now.saturating_duration_since(self.at).as_micros();
         let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
         let fallen = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
-        // The rest of a unit is not lost.
+        // Keeps fractions of a unit.
         if fallen > 0 {
             self.units = self.units.saturating_sub(fallen);
             self.at = now;
@@ -113,7 +113,7 @@ impl Bucket {
 
     fn ready_at(&self, now: Instant) -> Option<Instant> {
         let over = self.units.saturating_sub(BURST_UNITS);
-        // At least a millisecond: timers are no finer.
+        // At least a millisecond, the resolution of timers.
         let wait = Duration::from_micros(over.saturating_mul(1_000_000) / UNITS_PER_SECOND);
         (over > 0).then(|| now + wait.max(Duration::from_millis(1)))
     }
@@ -124,7 +124,7 @@ impl Bucket {
 pub struct Budgets(Mutex<BTreeMap<String, Arc<Budget>>>);
 
 impl Budgets {
-    /// The budget of a client, which outlives its connections until nothing of it is spent.
+    /// The budget of a client; it outlives the client's connections until nothing of it is spent.
     #[must_use]
     pub fn of(&self, identity: &str, now: Instant) -> Arc<Budget> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,20 +142,20 @@ impl Budgets {
     }
 }
 
-/// The rate of each bucket: a client may spend a twentieth of a core in the long run.
+/// The rate of each bucket: on average a client may use a twentieth of a core.
 const UNITS_PER_SECOND: u64 = 50_000;
 
-/// The size of each bucket: more than a sidecar needs that starts with thousands of services.
+/// The size of each bucket: more than a sidecar with thousands of services needs at its start.
 const BURST_UNITS: u64 = 1_000_000;
 
-/// The most by which a bucket overflows: five seconds of waiting, less than the silence after which an
-/// end of a stream is taken for dead.
+/// The maximum overflow of a bucket: five seconds of waiting, less than the silence after which an end of a
+/// stream is considered dead.
 const DEBT_UNITS_MAX: u64 = 5 * UNITS_PER_SECOND;
 
-/// A client that has sent too much for so long is disconnected.
+/// The time after which a client over its budget is disconnected.
 const ABUSE_AFTER: Duration = Duration::from_secs(120);
 
-/// The identities with a remembered budget. A control plane has fewer clients.
+/// The maximum number of budgets. A control plane has fewer clients.
 const BUDGETS_MAX: usize = 32_768;
 
 #[cfg(test)]
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(budget.reads_at(start), None, "it is read meanwhile");
         let later = start + Duration::from_secs(1);
         assert_eq!(budget.works_at(later), None);
-        // However much it is, the wait is bounded.
+        // The wait is bounded regardless of the cost.
         budget.charge_reading(u64::MAX, later);
         assert_eq!(budget.reads_at(later), Some(later + Duration::from_secs(5)));
     }
@@ -194,7 +194,7 @@ mod tests {
             now += Duration::from_secs(1);
         }
         assert!(budget.is_abused(now));
-        // A pause of half a burst makes it good again.
+        // The level falls to half of the burst.
         now += Duration::from_secs(16);
         assert!(!budget.is_abused(now));
     }

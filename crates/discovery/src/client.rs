@@ -1,4 +1,4 @@
-//! The proxy's end of a stream: say hello, apply deltas, carry requests, notice silence.
+//! The proxy's end of a discovery stream: hello, deltas, requests and keepalive.
 
 use std::io;
 use std::net::IpAddr;
@@ -27,10 +27,10 @@ use crate::tap::{RECORDS_MAX, taps_from_wire};
 use crate::traffic::{REPORT_EVERY_MIN, Traffic, traffic_to_wire};
 use crate::vigil::Vigil;
 
-/// Follows the control plane over an authenticated stream until the stream ends, and says why.
+/// Follows the control plane over an authenticated stream until the stream ends, and returns the reason.
 ///
-/// The [`Follower`] applies worlds, opens taps and tells what it counted. The future may be dropped
-/// at any time.
+/// The [`Follower`] applies configurations, opens taps and reports traffic. The future may be dropped at any
+/// time.
 pub async fn follow<S>(
     stream: S,
     hello: Hello,
@@ -60,25 +60,25 @@ where
     }
 }
 
-/// Whoever follows a control plane. What only applies worlds is one too.
+/// A consumer of a discovery stream. Only `apply` is required.
 pub trait Follower {
-    /// Makes an update the proxy's world. `Ok` only when it was swapped: then the delta is
-    /// acknowledged. With `Err` it is refused and the subscriber keeps what it had. Called first
-    /// when the proxy is in step with the control plane, even if nothing differs.
+    /// Applies an update as the proxy's configuration. `Ok` only after the swap: then the delta is
+    /// acknowledged. `Err` rejects it, and the subscriber keeps its configuration. First called when the proxy
+    /// is in sync with the control plane, even without differences.
     ///
     /// # Errors
-    /// Which resources cannot be accepted, and why.
+    /// The resources that cannot be accepted, with reasons.
     fn apply(&mut self, update: Update) -> Result<(), Vec<Refusal>>;
 
-    /// What was counted since this was last asked, or nothing when that is nothing. Asked as often
-    /// as the control plane wants to hear of it, and never by one that does not.
+    /// The traffic since the last call, if any. Called at the interval that the control plane requests; never
+    /// by a control plane that requests none.
     fn traffic(&mut self) -> Option<Traffic> {
         None
     }
-    /// Operators want to see these live requests from now on, and no others.
+    /// Replaces the set of open taps.
     fn tap(&mut self, _taps: &[Tap]) {}
 
-    /// An operator queries the proxy. The answer of a follower that drops the query says that there is none.
+    /// Handles a query of an operator. Dropping the query answers it with an error.
     fn query(&mut self, _query: Query) {}
 }
 
@@ -88,60 +88,60 @@ impl<F: FnMut(Update) -> Result<(), Vec<Refusal>>> Follower for F {
     }
 }
 
-/// Something that the proxy wants from the control plane.
+/// A message from the proxy to the control plane.
 #[derive(Debug)]
 pub enum Request {
-    /// It tells of requests that are tapped.
+    /// Reports tapped requests.
     Tapped {
-        /// Which tap.
+        /// The ID of the tap.
         tap: u64,
-        /// Each as the access log writes it in JSON; 512 at most are sent.
+        /// Access log lines in JSON; at most 512 are sent.
         records: Vec<String>,
-        /// How many more there were.
+        /// The number of further requests that are not included.
         dropped: u64,
     },
-    /// It uses these services from now on, in addition.
+    /// Adds subscribed services.
     Subscribe(Vec<ServiceName>),
-    /// It no longer uses these services.
+    /// Removes subscribed services.
     Unsubscribe(Vec<ServiceName>),
-    /// It wants to know from now on what is at these addresses, in addition.
+    /// Adds queried addresses.
     Ask(Vec<IpAddr>),
-    /// It no longer wants to know of these addresses.
+    /// Removes queried addresses.
     Forget(Vec<IpAddr>),
-    /// It wants to know from now on what these names stand for, in addition.
+    /// Adds queried DNS names.
     LookUp(Vec<ServiceName>),
-    /// It no longer wants to know of these names.
+    /// Removes queried DNS names.
     ForgetNames(Vec<ServiceName>),
-    /// Its inbound listeners and its state for operators are now these.
+    /// Replaces the inbound listeners and the operational state.
     Listeners(Vec<InboundListener>, ProxyReport),
-    /// It wants a new certificate.
+    /// Requests a new certificate.
     Renew {
         /// A certificate signing request, DER, at most 64 KiB.
         csr: Vec<u8>,
-        /// Where the answer is awaited; dropped when the stream ends first.
+        /// The receiver of the response; dropped if the stream ends first.
         answer: CertificateAnswer,
     },
 }
 
-/// Why a stream ended.
+/// The reason that a stream ended.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
     /// The stream broke.
     #[error("the stream to the control plane broke")]
     Io(#[from] io::Error),
-    /// The control plane closed the stream without a word.
+    /// The control plane closed the stream without a message.
     #[error("the control plane closed the stream")]
     Closed,
-    /// Nothing came for longer than the bounded silence.
+    /// No message arrived within the maximum silence.
     #[error("the control plane was silent for too long")]
     Silent,
-    /// The control plane sent something that is not of this protocol.
+    /// The control plane sent an invalid message.
     #[error("the control plane sent an invalid message: {0}")]
     Malformed(String),
-    /// The control plane ended the stream and said why.
+    /// The control plane ended the stream with a reason.
     #[error("the control plane ended the stream: {0}")]
     Goodbye(String),
-    /// All senders of requests are gone: the proxy has no more use for the stream.
+    /// All senders of requests are gone: the proxy no longer needs the stream.
     #[error("the proxy let go of the stream")]
     Stopped,
 }
@@ -162,25 +162,25 @@ impl From<Invalid> for FollowError {
     }
 }
 
-/// A stream while it lasts.
+/// The state of an open stream.
 struct Session<'a, S> {
     writer: FrameWriter<WriteHalf<S>>,
     vigil: Vigil,
     subscriber: &'a mut Subscriber,
     follower: &'a mut dyn Follower,
-    /// The taps that it heard of last.
+    /// The last received taps.
     taps: Vec<Tap>,
-    /// The certificate request that is not answered yet; the control plane allows one.
+    /// The pending certificate request; the control plane allows one.
     renewal: Option<(u64, CertificateAnswer)>,
     renewals_seen: u64,
-    /// When the control plane is told of traffic next, and how often.
+    /// The time of the next traffic report, and the interval.
     reports: Option<(Instant, Duration)>,
-    /// The query that is being answered; the control plane sends one at a time.
+    /// The query being answered; the control plane sends one at a time.
     answering: Option<Box<Answering>>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
-    /// Waits; everything that is decided is decided in the other functions.
+    /// The event loop; all decisions are made in other functions.
     async fn run<R: AsyncRead + Unpin>(
         &mut self,
         reader: &mut FrameReader<R>,
@@ -212,8 +212,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// The first message. A world too large to be listed is forgotten and sent anew; the proxy
-    /// serves from it until then.
+    /// Sends the first message. If the list of held resources is too large, they are forgotten and sent again;
+    /// the proxy serves from its current configuration until then.
     fn introduce(&mut self, mut hello: Hello) -> Result<(), FollowError> {
         let late = hello.services.split_off(hello.services.len().min(SERVICES_PER_MESSAGE_MAX));
         let wire = hello_to_wire(&hello, &self.subscriber.held());
@@ -254,7 +254,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Makes a delta the proxy's world, or leaves everything as it was.
+    /// Applies a delta, or leaves the configuration unchanged.
     fn adopt(&mut self, delta: Delta) -> Result<(), Vec<Refusal>> {
         let whole = delta.whole;
         let staged = self.subscriber.stage(delta)?;
@@ -265,7 +265,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    /// Notes how often the control plane wants to hear of traffic, if it says so.
+    /// Stores the report interval that the control plane requests, if any.
     fn heed(&mut self, report_every_ms: u32) {
         let every = Duration::from_millis(report_every_ms.into()).max(REPORT_EVERY_MIN);
         let known = self.reports.is_some_and(|(_, known)| known == every);
@@ -301,7 +301,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Some(proto::certificate::Outcome::Error(reason)) => Err(reason.into()),
         };
         if let Some((_, answer)) = self.renewal.take_if(|(id, _)| *id == wire.id) {
-            // Whoever asked may have gone.
+            // The receiver may be gone.
             answer.send(result).ok();
         }
         Ok(())
@@ -377,7 +377,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 }
 
-/// Waits until the next report is due; for ever when none is wanted.
+/// Waits until the next report is due; forever if there is none.
 async fn until(reports: Option<(Instant, Duration)>) {
     match reports {
         Some((at, _)) => sleep_until(at).await,
@@ -389,10 +389,10 @@ fn malformed(error: prost::DecodeError) -> FollowError {
     FollowError::Malformed(error.to_string())
 }
 
-/// So that a message of the longest names stays within its limit.
+/// Keeps a message of the longest names within its limit.
 pub(crate) const SERVICES_PER_MESSAGE_MAX: usize = 1024;
 
-/// The longest certificate signing request; ours have 400 bytes.
+/// The maximum size of a certificate signing request; those of proxies have 400 bytes.
 pub(crate) const CSR_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(test)]

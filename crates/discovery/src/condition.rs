@@ -1,4 +1,4 @@
-//! Conditions at a proxy that break traffic, as it reports them to the control plane.
+//! Traffic-breaking conditions that a proxy reports to the control plane.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,12 +7,12 @@ use crate::envelope::cut;
 use crate::proto;
 use crate::resource::{Invalid, socket_address, socket_address_to_wire};
 
-/// The state of a proxy, as far as operators want to know it: it has no effect on what others send there.
+/// The operational state of a proxy; it does not affect the configuration of others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProxyReport {
-    /// Its conditions that break traffic, at most [`CONDITIONS_MAX`].
+    /// Its current conditions, at most [`CONDITIONS_MAX`].
     pub conditions: Vec<Condition>,
-    /// The addresses of listeners that are for tools or for the application, by name, at most [`ADDRESSES_MAX`].
+    /// The addresses of listeners for tools or for the application, by name, at most [`ADDRESSES_MAX`].
     pub addresses: BTreeMap<String, SocketAddr>,
 }
 
@@ -21,7 +21,7 @@ pub struct ProxyReport {
 pub struct Condition {
     /// Its kind, such as [`kind::LISTENER_CLOSED`].
     pub kind: String,
-    /// The listener, file or service port that it concerns.
+    /// The affected listener, file or service port.
     pub subject: String,
     /// The cause.
     pub reason: String,
@@ -37,15 +37,15 @@ pub mod kind {
     pub const STATE_UNWRITABLE: &str = "state-unwritable";
     /// A table is full and evicts entries. The subject is the table.
     pub const TABLE_FULL: &str = "table-full";
-    /// A server speaks first at a service port without a declared protocol: each connection waits for the detection. The
-    /// subject is the service port. Traffic goes on.
+    /// A service port without a declared protocol has a server-first protocol: each connection waits for the
+    /// detection. The subject is the service port. Traffic continues.
     pub const DETECTION_DELAYED: &str = "detection-delayed";
-    /// Connections without mutual TLS are rejected at a port of the application. The subject is the port, and the reason lists
-    /// the addresses of the clients. Traffic of others goes on.
+    /// Connections without mutual TLS are rejected at a port of the application. The subject is the port, and
+    /// the reason lists the client addresses. Traffic of other clients continues.
     pub const PLAINTEXT_REJECTED: &str = "plaintext-rejected";
-    /// Lines of the log or access log are dropped, since the output takes no more. Traffic goes on.
+    /// Lines of the log or access log are dropped because the output is blocked. Traffic continues.
     pub const LOG_LINES_DROPPED: &str = "log-lines-dropped";
-    /// A circuit breaker sends nothing to a service port.
+    /// A circuit breaker blocks all traffic to a service port.
     pub const CIRCUIT_OPEN: &str = "circuit-open";
 }
 
@@ -57,9 +57,10 @@ impl Condition {
     }
 }
 
-/// Rejected clients in the words of a condition, and back.
+/// Encoding of rejected clients in a condition.
 impl Condition {
-    /// Connections without mutual TLS that a port of the application rejects; `others` for clients without a name here.
+    /// Creates a condition for rejected connections without mutual TLS at an application port; `others` for
+    /// unlisted clients.
     #[must_use]
     pub fn plaintext_rejected(port: u16, clients: &[IpAddr], others: bool) -> Self {
         let mut names: Vec<String> = clients.iter().map(ToString::to_string).collect();
@@ -67,7 +68,7 @@ impl Condition {
         Self::new(kind::PLAINTEXT_REJECTED, format!("{PORT}{port}"), names.join(", "))
     }
 
-    /// The port and the clients of such a condition; `None` for another one.
+    /// The port and the clients of such a condition; `None` for other kinds.
     #[must_use]
     pub fn rejected_clients(&self) -> Option<(u16, Vec<IpAddr>)> {
         if self.kind != kind::PLAINTEXT_REJECTED {
@@ -78,7 +79,7 @@ impl Condition {
     }
 }
 
-/// The addresses in order of their names.
+/// The addresses, ordered by name.
 pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress> {
     let address = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
         name: cut(name, KIND_BYTES_MAX).to_owned(),
@@ -87,7 +88,7 @@ pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress
     report.addresses.iter().take(ADDRESSES_MAX).map(address).collect()
 }
 
-/// The report in two lists of a message.
+/// Parses a report from two lists of a message.
 pub(crate) fn report_from_wire(
     conditions: Vec<proto::Condition>,
     addresses: Vec<proto::NamedAddress>,
@@ -103,7 +104,7 @@ pub(crate) fn report_from_wire(
     })
 }
 
-/// The first conditions, each within its bounds.
+/// Encodes the first conditions, each truncated.
 pub(crate) fn conditions_to_wire(conditions: &[Condition]) -> Vec<proto::Condition> {
     let condition = |it: &Condition| proto::Condition {
         kind: cut(&it.kind, KIND_BYTES_MAX).to_owned(),
@@ -113,8 +114,8 @@ pub(crate) fn conditions_to_wire(conditions: &[Condition]) -> Vec<proto::Conditi
     conditions.iter().take(CONDITIONS_MAX).map(condition).collect()
 }
 
-/// The first conditions that a proxy reports, each within its bounds: they are for people, and a long text is no
-/// reason to reject the message.
+/// Parses the first conditions of a proxy, each truncated: they are for people, and a long text must not
+/// invalidate the message.
 fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<Condition> {
     let condition = |it: proto::Condition| Condition {
         kind: cut(&it.kind, KIND_BYTES_MAX).to_owned(),
@@ -126,19 +127,19 @@ fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<Condition> {
 
 const PORT: &str = "port ";
 
-/// The most conditions that a proxy reports: an operator reads the first few.
+/// The maximum number of reported conditions: operators read the first few.
 pub const CONDITIONS_MAX: usize = 64;
 
-/// The most addresses that a proxy reports in addition to those of application ports.
+/// The maximum number of reported addresses, in addition to those of application ports.
 pub const ADDRESSES_MAX: usize = 16;
 
-/// The longest kind.
+/// The maximum length of a kind.
 const KIND_BYTES_MAX: usize = 64;
 
-/// The longest subject: an address, a path, or a service with its port.
+/// The maximum length of a subject: an address, a path, or a service with its port.
 const SUBJECT_BYTES_MAX: usize = 256;
 
-/// The longest cause: an error of the operating system with its context.
+/// The maximum length of a cause: an operating system error with its context.
 const CAUSE_BYTES_MAX: usize = 512;
 
 #[cfg(test)]
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(condition.rejected_clients(), Some((8080, clients)));
         let other = Condition::new(kind::CIRCUIT_OPEN, "port 8080", "10.0.0.1");
         assert_eq!(other.rejected_clients(), None);
-        // Of a sidecar that lies.
+        // From a malicious sidecar.
         let odd = Condition::new(kind::PLAINTEXT_REJECTED, "port 80808", "10.0.0.1");
         assert_eq!(odd.rejected_clients(), None);
     }

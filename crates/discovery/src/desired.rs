@@ -1,5 +1,5 @@
-//! The desired state of one proxy: the services, addresses and names that it wants to know, and the
-//! changes that the owner of the mesh has not taken yet.
+//! The desired state of one proxy: its subscribed services, addresses and names, and the changes that the mesh
+//! owner has not taken yet.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,25 +9,25 @@ use leno_model::ServiceName;
 use crate::message::Hello;
 use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
 
-/// Services, addresses and names that a proxy wants to know.
+/// The services, addresses and names that a proxy subscribes to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// The services that it uses.
     pub services: BTreeSet<ServiceName>,
-    /// The addresses that it connects to.
+    /// The addresses that it queries.
     pub addresses: BTreeSet<IpAddr>,
-    /// The names that it looks up.
+    /// The DNS names that it queries.
     pub names: BTreeSet<ServiceName>,
 }
 
 impl Wanted {
-    /// The number of all of them.
+    /// The total number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.services.len() + self.addresses.len() + self.names.len()
     }
 
-    /// True if there are none.
+    /// True if there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -37,15 +37,15 @@ impl Wanted {
 /// A change of the desired state of a proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WantedChange {
-    /// New ones.
+    /// Added entries.
     pub added: Wanted,
-    /// Those that it wants no more.
+    /// Removed entries.
     pub removed: Wanted,
-    /// The number of those that were ignored: the proxy has reached a limit.
+    /// The number of ignored entries: the proxy has reached a limit.
     pub over_limit: u64,
 }
 
-/// Three sets, and what changed in each. Memory is bounded by the limits of the sets.
+/// Three sets and their changes. Memory is bounded by the limits of the sets.
 #[derive(Debug)]
 pub(crate) struct Desired {
     services: Tracked<ServiceName>,
@@ -55,7 +55,7 @@ pub(crate) struct Desired {
 }
 
 impl Desired {
-    /// The desired state of a Hello, which the owner takes with the Hello itself.
+    /// The desired state of a Hello; the owner takes it with the Hello itself.
     pub(crate) fn of(hello: &Hello) -> Self {
         Self {
             services: Tracked::new(hello.services.iter().cloned(), SUBSCRIPTIONS_MAX),
@@ -89,7 +89,7 @@ impl Desired {
             || self.names.has_changed()
     }
 
-    /// Everything that changed since this was last called.
+    /// Takes all changes since the last call.
     pub(crate) fn take(&mut self) -> WantedChange {
         let (services, no_services) = self.services.take();
         let (addresses, no_addresses) = self.addresses.take();
@@ -131,7 +131,7 @@ impl<T: Ord + Clone> Tracked<T> {
         Self { wanted, added: BTreeSet::new(), removed: BTreeSet::new(), max }
     }
 
-    /// Says whether it is in the set now.
+    /// Adds an entry; returns true if the set contains it afterwards.
     fn add(&mut self, one: T) -> bool {
         if self.wanted.contains(&one) {
             return true;

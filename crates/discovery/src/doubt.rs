@@ -1,4 +1,5 @@
-//! Endpoints that a world lacks, and addresses that it misjudges, perhaps only because their sidecars have not come back yet.
+//! Uncertain endpoints and addresses: missing from a configuration, perhaps only because their sidecars have
+//! not reconnected yet.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,41 +7,41 @@ use std::sync::Arc;
 
 use leno_model::EndpointId;
 
-/// Endpoints that a world lacks, of which nobody knows yet whether they are gone: a control plane
-/// that has just started has not heard of their sidecars. A proxy that holds them keeps them.
+/// Endpoints that a configuration lacks, although they may exist: a control plane that has just started does
+/// not know sidecars that have not reconnected yet. A proxy that holds such endpoints keeps them.
 ///
-/// Only of services and ports that are in that world. So it is with addresses of workloads whose
-/// sidecars nobody has heard of: a proxy that knows such an address keeps what it knows, and one
-/// that does not is told later. Cheap to clone.
+/// Only endpoints of services and ports in that configuration are included. The same holds for addresses of
+/// workloads with disconnected sidecars: a proxy that holds an entry for such an address keeps it, and other
+/// proxies receive one later. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Doubt(Arc<BTreeSet<EndpointId>>, Arc<BTreeSet<IpAddr>>);
 
 impl Doubt {
-    /// Whether everything is certain.
+    /// True if nothing is uncertain.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty() && self.1.is_empty()
     }
 
-    /// Whether the absence of this endpoint may mean nothing.
+    /// True if this missing endpoint may still exist.
     #[must_use]
     pub fn contains(&self, endpoint: &EndpointId) -> bool {
         self.0.contains(endpoint)
     }
 
-    /// The same doubt, and one about these addresses.
+    /// Adds uncertain addresses.
     #[must_use]
     pub fn with_addresses(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         Self(self.0, Arc::new(addresses.into_iter().collect()))
     }
 
-    /// Whether what the world says of an address may not hold.
+    /// True if the entry for an address is uncertain.
     #[must_use]
     pub fn is_about(&self, address: &IpAddr) -> bool {
         self.1.contains(address)
     }
 
-    /// All of these endpoints, in the order of their services.
+    /// All uncertain endpoints, ordered by service.
     pub fn iter(&self) -> impl Iterator<Item = &EndpointId> {
         self.0.iter()
     }

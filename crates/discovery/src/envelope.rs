@@ -1,4 +1,4 @@
-//! Messages as they travel: from the generated types to our own, checked, and back.
+//! Conversion and validation of messages between the generated types and our own.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -92,7 +92,7 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
     }
 }
 
-/// What a proxy says of itself, and what it holds.
+/// Parses a proxy's description of itself, and its held resource versions.
 pub(crate) fn hello_from_wire(
     wire: proto::Hello,
 ) -> Result<(Hello, Vec<(ResourceKey, Version)>), Invalid> {
@@ -185,7 +185,7 @@ pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, Inv
     each("addresses", wire, |bytes| ip_address("", &bytes))
 }
 
-/// Reads names of services into whatever collection is wanted.
+/// Parses service names into a collection.
 pub(crate) fn services_from_wire<C>(names: &[String]) -> Result<C, Invalid>
 where
     C: FromIterator<ServiceName>,
@@ -255,19 +255,19 @@ pub(crate) fn issued_from_wire(wire: proto::Issued) -> IssuedBytes {
     IssuedBytes { chain: wire.chain, roots: wire.roots }
 }
 
-/// The beginning of a text, cut between characters.
+/// Truncates a text at a character boundary.
 pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes_max)).unwrap_or(text)
 }
 
-/// How many refusals one NACK carries; the rest come up again in the next one.
+/// The maximum number of rejections in a NACK; the rest are repeated in the next one.
 pub(crate) const REFUSALS_MAX: usize = 256;
 
-/// The longest reason that travels: it is for a status page, not for a log.
+/// The maximum length of a sent reason: it is for a status page, not for a log.
 pub(crate) const REASON_BYTES_MAX: usize = 512;
 
-/// The most listeners of one proxy: one for each port of its application.
+/// The maximum number of listeners of a proxy: one for each port of its application.
 pub(crate) const LISTENERS_MAX: usize = 4096;
 
-/// The longest software version that a proxy may claim.
+/// The maximum length of a proxy's software version.
 const SOFTWARE_VERSION_BYTES_MAX: usize = 64;

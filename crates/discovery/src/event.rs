@@ -1,8 +1,8 @@
-//! What connections tell the one task that owns the mesh, and what it tells them.
+//! Events from connections to the mesh owner task, and its responses.
 //!
-//! Every connection sends [`Event`]s into one bounded queue that the owner reads, one at a time
-//! ([`crate::queue`]); what changes meanwhile is put together. The owner answers each connection through a `watch` of its own, where the newest [`Standing`] wins, so
-//! it never waits for a slow proxy.
+//! Every connection sends [`Event`]s into one bounded queue that the owner reads one at a time
+//! ([`crate::queue`]); further changes are merged meanwhile. The owner responds to each connection through a
+//! `watch` of its own, which keeps only the newest [`Standing`], so it never waits for a slow proxy.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,139 +18,139 @@ use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal, Update}
 use crate::peer::Registered;
 use crate::traffic::Traffic;
 
-/// Something that happened on a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// A proxy introduced itself. Always the first event of its connection.
+    /// A proxy sent its Hello. Always the first event of its connection.
     Connected(Box<Connected>),
-    /// Its inbound listeners are now these.
+    /// Its inbound listeners changed.
     Listeners {
-        /// Whose.
+        /// The connection.
         connection: ConnectionId,
-        /// All of them.
+        /// All inbound listeners.
         listeners: Vec<InboundListener>,
     },
-    /// Its state for operators is now this.
+    /// Its operational state changed.
     Reported {
-        /// The proxy's.
+        /// The connection.
         connection: ConnectionId,
-        /// All of it.
+        /// The whole state.
         report: Box<ProxyReport>,
     },
-    /// It wants to know other services, addresses and names than before.
+    /// Its subscriptions changed.
     Wanted {
-        /// The connection with this desired state.
+        /// The connection.
         connection: ConnectionId,
-        /// All that changed since the last event of this kind.
+        /// All changes since the last event of this kind.
         change: Box<WantedChange>,
     },
-    /// It has applied everything up to this change, but for what it refuses.
+    /// It has applied everything up to this change, except for rejected resources.
     Applied {
-        /// Who.
+        /// The connection.
         connection: ConnectionId,
-        /// The newest offer's change.
+        /// The change of the newest offer.
         change: ChangeId,
-        /// How many resources are held back because it refused them.
+        /// The number of resources that are withheld because it rejected them.
         refused: usize,
-        /// How many bytes of deltas it was sent since it last said so.
+        /// The bytes of deltas sent since the last event of this kind.
         bytes: u64,
     },
-    /// It refused resources; the versions it had before keep serving.
+    /// It rejected resources; the previous versions stay in use.
     Refused {
-        /// Who.
+        /// The connection.
         connection: ConnectionId,
-        /// At least one.
+        /// The rejections, at least one.
         refusals: Vec<Refusal>,
     },
-    /// It tells what it counted.
+    /// It reported its traffic.
     Traffic {
-        /// Who.
+        /// The connection.
         connection: ConnectionId,
-        /// Since it last told.
+        /// The traffic since the last report.
         traffic: Box<Traffic>,
     },
-    /// It wants a new certificate for its workload.
+    /// It requested a new certificate for its workload.
     Certify {
-        /// Who.
+        /// The connection.
         connection: ConnectionId,
         /// A certificate signing request, DER.
         csr: Vec<u8>,
-        /// Where it waits; dropping this tells it to try again.
+        /// The sender of the response; dropping it makes the proxy retry.
         answer: CertificateAnswer,
     },
-    /// Somebody without a certificate wants its first one. Belongs to no connection.
+    /// A client without a certificate requested its first one. Belongs to no connection.
     Join(Joining),
-    /// Another control plane tells who is connected to it. Belongs to no proxy's connection.
+    /// Another control plane reported its connected sidecars. Belongs to no proxy's connection.
     Elsewhere {
         /// The stream to that control plane.
         connection: ConnectionId,
-        /// These are, from now on or at other addresses.
+        /// Sidecars that connected or changed their addresses.
         here: Registered,
-        /// These are not any more.
+        /// Sidecars that disconnected.
         gone: Vec<WorkloadName>,
     },
-    /// Another control plane wants to hear who is connected here.
+    /// Another control plane subscribed to the connected sidecars.
     PeerArrived,
     /// The stream to another control plane ended.
     PeerLeft {
-        /// Which.
+        /// The stream.
         connection: ConnectionId,
     },
     /// The connection ended. Always its last event, unless its task was aborted: then only
-    /// [`watch::Sender::is_closed`] tells.
+    /// [`watch::Sender::is_closed`] indicates it.
     Left {
-        /// Whose.
+        /// The connection.
         connection: ConnectionId,
     },
 }
 
-/// A proxy that introduced itself.
+/// The introduction of a proxy.
 #[derive(Debug)]
 pub struct Connected {
-    /// The name of the connection in later events.
+    /// The ID of the connection in later events.
     pub connection: ConnectionId,
-    /// What it says; its workload must be one that its certificate lets it speak for.
+    /// Its first message; its certificate authorizes it for this workload.
     pub hello: Hello,
-    /// Where the owner says what the proxy should know. Dropping it ends the connection.
+    /// The sender of the owner's responses. Dropping it ends the connection.
     pub standing: watch::Sender<Standing>,
 }
 
-/// Somebody without a certificate who wants its first one.
+/// A request for a first certificate.
 pub struct Joining {
     /// The one-time join token.
     pub token: String,
-    /// The workload that the token must be bound to.
+    /// The workload that the token must belong to.
     pub workload: WorkloadName,
     /// A certificate signing request, DER.
     pub csr: Vec<u8>,
-    /// The address that it came from.
+    /// The address of the client.
     pub source: IpAddr,
-    /// Where the answer is awaited.
+    /// The sender of the response.
     pub answer: CertificateAnswer,
 }
 
-/// Without the token.
+/// Formats without the token.
 impl fmt::Debug for Joining {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Joining").field("workload", &self.workload).finish_non_exhaustive()
     }
 }
 
-/// What the owner of the mesh has to say to a connection; the newest wins.
+/// The owner's response to a connection; only the newest is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Standing {
-    /// Nothing yet.
+    /// No response yet.
     #[default]
     Pending,
-    /// The proxy should know this.
+    /// The configuration for the proxy.
     Offer(Update),
-    /// The proxy should know this, and keep the endpoints in doubt if it has them.
+    /// The configuration for the proxy; it keeps the uncertain endpoints that it has.
     Partial(Update, Doubt),
-    /// The connection must end, for this reason.
+    /// The connection must end, with this reason.
     Goodbye(String),
 }
 
-/// One connection, unique while the control plane runs.
+/// The ID of a connection, unique while the control plane runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 

@@ -1,4 +1,4 @@
-//! A small world for tests: a gateway, services of one port, and routes between them.
+//! A small configuration for tests: a gateway, services of one port, and routes between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use leno_model::{
 use crate::key::ChangeId;
 use crate::message::{Hello, InboundListener, Update};
 
-/// Two services, of which one is routed to the other and to one that is absent.
+/// Two services; one of them is routed to the other and to an absent one.
 pub(crate) fn world() -> Update {
     let mut reviews = service("reviews", 2);
     route(&mut reviews, &["ratings", "missing"]);
@@ -39,7 +39,7 @@ pub(crate) fn update(change: u64, services: impl IntoIterator<Item = ServiceView
     Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
 }
 
-/// A service of the namespace `bookinfo` with port 9080 and this many endpoints.
+/// A service in the namespace `bookinfo` with port 9080 and this many endpoints.
 pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
     let name = named(name);
     let endpoints = (0..endpoints).map(|index| Arc::new(endpoint(&name, index)));
@@ -58,7 +58,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
     ServiceView { name, reach: Reach::Allowed, ports, awaited: false }
 }
 
-/// Sends `/v2` of a service to these backends.
+/// Routes `/v2` of a service to these backends.
 pub(crate) fn route(view: &mut ServiceView, backends: &[&str]) {
     let port = view.ports.get_mut(&9080).unwrap();
     port.routed = true;

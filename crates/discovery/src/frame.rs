@@ -1,7 +1,7 @@
-//! Messages on a stream: each preceded by its length in 4 bytes, big-endian.
+//! Framing of messages on a stream: a length of 4 bytes, big-endian, before each message.
 //!
-//! Neither end holds a buffer while it is idle, and both may be dropped in the middle of a wait
-//! without losing their place: what has arrived, or is still to be written, is in the struct.
+//! Neither end holds a buffer while it is idle. Futures may be dropped at any time without loss: all partial
+//! input and output is stored in the struct.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub struct FrameReader<R> {
     body: Option<Body>,
 }
 
-/// A message that is arriving.
+/// A partially received message.
 #[derive(Debug)]
 struct Body {
     bytes: BytesMut,
@@ -31,13 +31,13 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { stream, bytes_max, head: BytesMut::new(), body: None }
     }
 
-    /// The next message's bytes; `None` when the stream ended between two messages.
+    /// Reads the next message; `None` if the stream ended between two messages.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`FrameError`] when the stream breaks, ends within a message, or announces one that is
-    /// larger than allowed. No more than what arrived, and a step, is ever allocated.
+    /// [`FrameError`] if the stream breaks, ends within a message, or announces an oversized message. Allocates
+    /// at most one step more than the received bytes.
     pub async fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
         loop {
             if let Some(body) = &mut self.body {
@@ -61,7 +61,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// Begins a message once all of its length is there.
+    /// Begins a message after all of its length has arrived.
     fn begin_body(&mut self) -> Result<(), FrameError> {
         let Ok(head) = <[u8; HEAD_BYTES]>::try_from(&self.head[..]) else {
             return Ok(());
@@ -76,7 +76,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// The writing half of a stream of messages. Its owner bounds what it pushes.
+/// The writing half of a stream of messages. The caller limits the queued bytes.
 #[derive(Debug)]
 pub struct FrameWriter<W> {
     stream: W,
@@ -85,7 +85,7 @@ pub struct FrameWriter<W> {
 }
 
 impl<W: AsyncWrite + Unpin> FrameWriter<W> {
-    /// A writer with nothing to write.
+    /// Creates a writer with an empty queue.
     pub fn new(stream: W) -> Self {
         Self { stream, queue: BytesMut::new(), unflushed: false }
     }
@@ -93,7 +93,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// Queues a message; [`Self::advance`] writes it.
     ///
     /// # Errors
-    /// [`FrameError::Oversize`] when it is larger than `bytes_max`; then it is not queued.
+    /// [`FrameError::Oversize`] if it is larger than `bytes_max`; then it is not queued.
     pub fn push<M: Message>(&mut self, message: &M, bytes_max: usize) -> Result<(), FrameError> {
         let length = message.encoded_len();
         let head = u32::try_from(length).ok().filter(|_| length <= bytes_max);
@@ -107,22 +107,22 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         Ok(())
     }
 
-    /// How many bytes wait to be written.
+    /// The number of queued bytes.
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether there is anything for [`Self::advance`] to do.
+    /// True if [`Self::advance`] has nothing to do.
     pub fn is_idle(&self) -> bool {
         !self.unflushed
     }
 
-    /// Writes and flushes all that is queued.
+    /// Writes and flushes all queued bytes.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// When the stream breaks.
+    /// If the stream breaks.
     pub async fn advance(&mut self) -> io::Result<()> {
         while !self.queue.is_empty() {
             if self.stream.write_buf(&mut self.queue).await? == 0 {
@@ -135,17 +135,17 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         Ok(())
     }
 
-    /// Writes all that is queued and says that nothing follows.
+    /// Writes all queued bytes and shuts down the writing half.
     ///
     /// # Errors
-    /// When the stream breaks.
+    /// If the stream breaks.
     pub async fn finish(mut self) -> io::Result<()> {
         self.advance().await?;
         self.stream.shutdown().await
     }
 }
 
-/// Why no message can be read or written.
+/// The reason that a message cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// The stream broke.
@@ -154,7 +154,7 @@ pub enum FrameError {
     /// The stream ended within a message.
     #[error("the stream ended within a message")]
     Cut,
-    /// The message is larger than the protocol allows.
+    /// The message exceeds the protocol's limit.
     #[error("a message of {length} bytes is larger than the {bytes_max} that are allowed")]
     Oversize {
         /// Its length.
@@ -164,21 +164,21 @@ pub enum FrameError {
     },
 }
 
-/// The longest message of the control plane; a larger world arrives in several deltas.
+/// The maximum message of a control plane; a larger configuration arrives in several deltas.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
-/// The longest message of a proxy: what it may make the control plane hold in memory.
+/// The maximum message of a proxy; bounds the memory that it occupies at the control plane.
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 
-/// Above this much unsent, an end takes in no more of what it would have to answer or pass on.
+/// Above this many unsent bytes, an end reads no more messages that need a response or forwarding.
 pub(crate) const OUTBOX_BYTES_MAX: usize = 256 << 10;
 
-/// The longest message of a join, whose sender is not known yet.
+/// The maximum message of a join, with a sender that is not authenticated yet.
 pub const JOIN_BYTES_MAX: usize = 64 << 10;
 
 const HEAD_BYTES: usize = 4;
 
-/// How much is allocated ahead of what has arrived.
+/// The maximum allocation ahead of received bytes.
 const STEP_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
@@ -223,7 +223,7 @@ mod tests {
             tokio::select! {
                 biased;
                 message = reader.next() => break message.unwrap().unwrap(),
-                // Each turn drops both futures in the middle of what they do.
+                // Each iteration drops both futures in the middle of their work.
                 () = async { tokio::select! { biased; _ = writer.advance() => {}, () = tokio::task::yield_now() => {} } } => {}
             }
         };

@@ -1,4 +1,4 @@
-//! What a proxy holds: the version of each resource, endpoints under their service.
+//! The resource versions that a proxy holds, with endpoints grouped by service.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use leno_model::{Endpoint, EndpointId, ServiceName, ServiceView, Snapshot, Workl
 
 use crate::key::{ResourceKey, Version};
 
-/// The versions of the resources that a proxy holds. Both ends keep one and must agree.
+/// The versions of the resources that a proxy holds. Both ends keep a copy, and the copies must agree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Holdings {
     pub(crate) plan: Option<Version>,
@@ -17,10 +17,10 @@ pub(crate) struct Holdings {
     pub(crate) names: BTreeMap<ServiceName, Version>,
 }
 
-/// What a proxy holds of one service.
+/// The held versions of one service and its endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HeldService {
-    /// `None` only for endpoints whose service the proxy does not hold, which none should be.
+    /// `None` only for endpoints of a service that the proxy does not hold, which should not occur.
     pub(crate) version: Option<Version>,
     pub(crate) endpoints: BTreeMap<(u16, WorkloadName), Version>,
 }
@@ -58,7 +58,7 @@ impl Holdings {
         }
     }
 
-    /// Forgets a resource, a service with its endpoints.
+    /// Removes a resource; a service with its endpoints.
     pub(crate) fn remove(&mut self, key: &ResourceKey) {
         match key {
             ResourceKey::Plan => self.plan = None,
@@ -82,8 +82,8 @@ impl Holdings {
         }
     }
 
-    /// Shares the names of a snapshot, so that a thousand connections do not keep a thousand copies
-    /// of the names that their proxies sent.
+    /// Shares the names of a snapshot, so that a thousand connections do not keep a thousand copies of the
+    /// names that their proxies sent.
     pub(crate) fn share_names(&mut self, snapshot: &Snapshot) {
         let mut shared = BTreeMap::new();
         for (name, view) in &snapshot.services {
@@ -105,8 +105,7 @@ impl Holdings {
         self.services = shared;
     }
 
-    /// Every resource: the plan, then each service before its endpoints, then addresses and
-    /// names.
+    /// All resources: the plan, then each service before its endpoints, then addresses and names.
     pub(crate) fn list(&self) -> Vec<(ResourceKey, Version)> {
         let plan = self.plan.map(|version| (ResourceKey::Plan, version));
         let services = self.services.iter().flat_map(|(name, service)| {
@@ -136,7 +135,7 @@ impl FromIterator<(ResourceKey, Version)> for Holdings {
     }
 }
 
-/// Every endpoint of a service, with the port that it serves.
+/// All endpoints of a service, each with its service port.
 pub(crate) fn endpoints_of(view: &ServiceView) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
     view.ports
         .iter()

@@ -1,4 +1,4 @@
-//! Joining: a one-time token and a signing request for a first certificate.
+//! Joining: requests for a first certificate with a one-time token.
 
 use std::fmt;
 use std::io;
@@ -20,10 +20,10 @@ use crate::queue::EventSender;
 use crate::resource::parsed;
 use crate::server::ServeError;
 
-/// Asks for a first certificate, over a stream on which the server is authenticated.
+/// Requests a first certificate over a stream with an authenticated server.
 ///
 /// # Errors
-/// [`JoinError`] when the stream breaks, the answer is late or the control plane refuses.
+/// [`JoinError`] if the stream breaks, the response is late or the control plane rejects the request.
 pub async fn join<S>(
     stream: S,
     token: &str,
@@ -57,11 +57,11 @@ where
     }
 }
 
-/// Serves one join that came from the address `source`: reads the request, asks the owner of the mesh, writes
-/// the answer.
+/// Serves one join from the address `source`: reads the request, forwards it to the mesh owner, and writes the
+/// response.
 ///
 /// # Errors
-/// [`ServeError`] when the stream breaks, what came is not a join, or all of it takes too long.
+/// [`ServeError`] if the stream breaks, the message is not a join request, or the deadline passes.
 pub async fn serve_join<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -95,14 +95,14 @@ where
     Ok(writer.finish().await?)
 }
 
-/// Without the token.
+/// Formats without the token.
 impl fmt::Debug for proto::JoinRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JoinRequest").field("workload", &self.workload).finish_non_exhaustive()
     }
 }
 
-/// Why there is no first certificate.
+/// The reason that there is no first certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The stream broke.
@@ -111,7 +111,7 @@ pub enum JoinError {
     /// The control plane did not answer in time.
     #[error("the control plane did not answer the join in time")]
     Timeout,
-    /// The control plane sent something that is not of this protocol.
+    /// The control plane sent an invalid message.
     #[error("the control plane sent an invalid message: {0}")]
     Malformed(String),
     /// The control plane rejected the join.
@@ -119,7 +119,7 @@ pub enum JoinError {
     Refused {
         /// Its reason.
         reason: String,
-        /// The same token cannot succeed later.
+        /// True if the same token cannot succeed later.
         is_final: bool,
     },
 }
@@ -134,8 +134,8 @@ impl From<FrameError> for JoinError {
     }
 }
 
-/// How long the owner of the mesh may take: less than the whole, so that the client hears of it.
+/// The deadline of the mesh owner: less than that of the join, so that the client gets a response.
 const ANSWER_WAIT: Duration = Duration::from_secs(8);
 
-/// How long a whole join may take, on either end.
+/// The deadline of a join, at either end.
 const JOIN_WAIT: Duration = Duration::from_secs(10);

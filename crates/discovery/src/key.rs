@@ -1,22 +1,22 @@
-//! Which resource, and which version of it: a key and a hash of its content.
+//! Resource keys and versions; a version is a hash of the content.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use leno_model::{EndpointId, ServiceName};
 
-/// What is sent, replaced, removed and refused on its own.
+/// The identity of a resource, the unit of updates, removals and rejections.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceKey {
-    /// The plan of the stream's workload; there is one.
+    /// The configuration of the stream's workload, a singleton.
     Plan,
-    /// How the workload sees a service, without its endpoints.
+    /// The configuration of a service for the workload, without its endpoints.
     Service(ServiceName),
     /// One endpoint of a service.
     Endpoint(EndpointId),
-    /// What is at an address.
+    /// The address entry of an address.
     Address(IpAddr),
-    /// What the name of a service stands for.
+    /// The DNS record of a service name.
     Name(ServiceName),
 }
 
@@ -32,8 +32,8 @@ impl ResourceKey {
     }
 }
 
-/// `plan`, `service namespace/name`, `endpoint namespace/name:port at namespace/workload`,
-/// `address IP` or `name namespace/name`.
+/// Formats as `plan`, `service namespace/name`, `endpoint namespace/name:port at namespace/workload`, `address
+/// IP` or `name namespace/name`.
 impl fmt::Display for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -48,13 +48,13 @@ impl fmt::Display for ResourceKey {
     }
 }
 
-/// A hash of a resource's encoded content: equal on every replica and after every restart, so a
-/// proxy that reconnects anywhere gets only what differs.
+/// A hash of a resource's encoded content: equal on every replica and after every restart, so a proxy that
+/// reconnects to any replica receives only differences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
 impl Version {
-    /// The version of this content: FNV-1a, then mixed so that every bit depends on every byte.
+    /// Hashes the content: FNV-1a, then mixed so that every bit depends on every byte.
     #[must_use]
     pub fn of(content: &[u8]) -> Self {
         let hash = content
@@ -71,7 +71,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// A change of the mesh as the control plane numbers it; followed from its source to the proxies.
+/// The control plane's number of a mesh change, used to follow it from its source to the proxies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ChangeId(pub u64);
 

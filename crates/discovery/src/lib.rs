@@ -1,12 +1,12 @@
-//! The contract of the two planes, both ends: resources, publisher, subscriber, client, server.
+//! The discovery protocol between the two planes, both ends: resources, publisher, subscriber, client, server.
 //!
-//! The wire is `proto/leno/discovery/v1/discovery.proto`: length-prefixed protobuf messages over
-//! one mutually authenticated stream per workload ([`ALPN`]), with the discipline of incremental
-//! xDS. A proxy says what it holds; the control plane sends differences, one [`Delta`] at a time,
-//! each applied whole and acknowledged, or refused with a reason per resource.
+//! The wire format is `proto/leno/discovery/v1/discovery.proto`: length-prefixed protobuf messages over one
+//! mutually authenticated stream per workload ([`ALPN`]), similar to incremental xDS. A proxy sends the
+//! versions that it holds; the control plane sends differences, one [`Delta`] at a time. Each is applied as a
+//! whole and acknowledged, or rejected with a reason per resource.
 //!
-//! Decisions ([`publisher`], [`subscriber`], [`resource`]) have no IO and no clock; [`client`],
-//! [`join`] and [`server`] are the shells around them. TLS is the business of their callers.
+//! The decisions ([`publisher`], [`subscriber`], [`resource`]) have no IO and no clock; [`client`], [`join`]
+//! and [`server`] are IO shells around them. Callers provide TLS.
 
 pub mod budget;
 pub mod client;
@@ -61,28 +61,27 @@ pub use subscriber::{Staged, Subscriber};
 pub use tap::{TAPS_MAX, Tapped, Tapping, Taps, TooManyTaps};
 pub use traffic::{Direction, RuleHits, Traffic, TrafficSeries};
 
-/// The protocol of a workload's stream, agreed in the TLS handshake.
+/// The ALPN protocol of a workload's stream.
 pub const ALPN: &[u8] = b"leno-discovery/1";
 
-/// The protocol of a join: the client has no certificate yet.
+/// The ALPN protocol of a join: the client has no certificate yet.
 pub const JOIN_ALPN: &[u8] = b"leno-join/1";
 
-/// The protocol between control planes of one mesh.
+/// The ALPN protocol between control planes of one mesh.
 pub const PEER_ALPN: &[u8] = b"leno-peer/1";
 
-/// How many services one proxy may be subscribed to: a proxy asks for no more, and the control plane
-/// remembers no more of what it asks for. With names of ordinary length all of them fit into the
-/// first message of a stream.
+/// The maximum number of subscribed services of a proxy: a proxy subscribes to no more, and the control plane
+/// ignores further ones. With names of ordinary length all of them fit into the first message of a stream.
 pub const SUBSCRIPTIONS_MAX: usize = 4096;
 
-/// How many addresses one proxy may ask for; as with services.
+/// The maximum number of queried addresses of a proxy, like that of services.
 pub const ADDRESSES_MAX: usize = 4096;
 
-/// How many names one proxy may ask for; as with services.
+/// The maximum number of queried names of a proxy, like that of services.
 pub const NAMES_MAX: usize = 1024;
 
-/// The most addresses that a name stands for: who is behind more is left to the cluster's resolver.
+/// The maximum number of addresses of a name; names with more are left to the cluster's resolver.
 pub const ADDRESSES_OF_NAME_MAX: usize = resource::ADDRESSES_OF_NAME_MAX;
 
-/// The version of the contract, checked in the first message of a stream.
+/// The protocol version, checked in the first message of a stream.
 pub const PROTOCOL: u32 = 1;

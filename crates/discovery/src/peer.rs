@@ -1,8 +1,8 @@
-//! Control planes of one mesh tell each other which sidecars they have, and nothing else.
+//! The protocol between control planes of one mesh: they exchange their connected sidecars.
 //!
-//! Facts come from files, which each reads itself. Where sidecars listen, only the one knows that
-//! they are connected to. Each follows all the others, one stream each way; what a slow one missed
-//! is found by comparing, so that nothing queues for it.
+//! Each control plane reads the files itself. Only the addresses of sidecars are known to a single control
+//! plane, the one that they are connected to. Each follows all others, over one stream in each direction; a
+//! slow receiver gets the difference to the current state, so nothing queues for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,23 +26,23 @@ use crate::resource::parsed;
 use crate::server::ServeError;
 use crate::vigil::Vigil;
 
-/// A sidecar that is connected to some control plane.
+/// A sidecar that is connected to a control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
-    /// Where it listens, in order of port.
+    /// Its listeners, ordered by port.
     pub listeners: Vec<InboundListener>,
-    /// The number of its stream: the highest is the newest.
+    /// The number of its stream; the highest is the newest.
     pub session: u64,
 }
 
 /// The sidecars that are connected to one control plane, by workload.
 pub type Registered = BTreeMap<WorkloadName, Registration>;
 
-/// Sends the sidecars of this control plane to another one, now and whenever they change, until the stream ends. The first
-/// message comes also when there is none.
+/// Sends the sidecars of this control plane to another one, now and on changes, until the stream ends. The
+/// first message is sent even if there are none.
 ///
 /// # Errors
-/// [`ServeError`] unless the other closed the stream, or there is nobody any more to tell of.
+/// [`ServeError`] unless the other control plane closed the stream, or this one is shutting down.
 pub async fn serve_peer<S>(
     stream: S,
     mut here: watch::Receiver<Arc<Registered>>,
@@ -58,7 +58,7 @@ where
     let mut is_first = true;
     here.mark_changed();
     loop {
-        // Who does not read is told of the last state only, and later.
+        // A slow receiver gets only the latest state, later.
         let room = writer.queued() < OUTBOX_BYTES_MAX;
         tokio::select! {
             frame = reader.next() => {
@@ -74,7 +74,7 @@ where
                 let now = Arc::clone(&here.borrow_and_update());
                 let mut parts = differences(&told, &now);
                 if is_first && parts.is_empty() {
-                    // Without a sidecar, the other control plane still learns that it has the whole list.
+                    // Without sidecars, an empty message still completes the list.
                     parts.push(proto::Registrations::default());
                 }
                 is_first = false;
@@ -94,9 +94,9 @@ where
     }
 }
 
-/// Follows another control plane until the stream ends, and says why.
+/// Follows another control plane until the stream ends, and returns the reason.
 ///
-/// Sends [`Event::Elsewhere`] for what it tells, and [`Event::PeerLeft`] at the end.
+/// Sends [`Event::Elsewhere`] for reported sidecars, and [`Event::PeerLeft`] at the end.
 pub async fn follow_peer<S>(stream: S, connection: ConnectionId, events: EventSender) -> FollowError
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -105,7 +105,7 @@ where
         Ok(never) => match never {},
         Err(error) => error,
     };
-    // When nobody listens any more there is nobody to tell.
+    // The mesh owner may be gone.
     events.send(Event::PeerLeft { connection }).await.ok();
     ended
 }
@@ -129,7 +129,7 @@ where
                 vigil.heard(Instant::now());
                 let message = proto::ToPeer::decode(frame);
                 let message = message.map_err(|error| FollowError::Malformed(error.to_string()))?;
-                // Kinds of messages that a newer one may have are none of our business.
+                // Messages of unknown kinds, from newer releases, are ignored.
                 if let Some(to_peer::Message::Registrations(wire)) = message.message {
                     for part in parts(wire) {
                         let event = registrations(connection, part)?;
@@ -151,7 +151,7 @@ fn ping() -> proto::ToPeer {
     proto::ToPeer { message: Some(to_peer::Message::Ping(proto::Ping::default())) }
 }
 
-/// What differs, in messages of bounded length.
+/// The differences, in messages of bounded length.
 fn differences(before: &Registered, now: &Registered) -> Vec<proto::Registrations> {
     let new = now.iter().filter(|(name, here)| before.get(name) != Some(here));
     let new = new.map(|(name, Registration { listeners, session })| proto::Registration {
@@ -172,7 +172,7 @@ fn differences(before: &Registered, now: &Registered) -> Vec<proto::Registration
     parts
 }
 
-/// The same in messages so short that others are served between two of them. An empty message is one.
+/// Splits a message so that others are served between two parts. An empty message yields one part.
 fn parts(wire: proto::Registrations) -> impl Iterator<Item = proto::Registrations> {
     let proto::Registrations { here, gone } = wire;
     let mut is_first = true;
@@ -202,10 +202,10 @@ fn registrations(
     Ok(Event::Elsewhere { connection, here, gone })
 }
 
-/// So that a message of the longest names and many ports stays within its limit.
+/// Keeps a message with the longest names and many ports within its limit.
 const REGISTRATIONS_MAX: usize = 1024;
 
-/// The number of them that the owner of the mesh takes at once.
+/// The number of registrations that the mesh owner handles at once.
 const REGISTRATIONS_PER_EVENT: usize = 64;
 
 #[cfg(test)]
@@ -225,7 +225,7 @@ mod tests {
         Arc::new(names.iter().map(one).collect())
     }
 
-    /// What a follower knows after this event.
+    /// The known sidecars after this event.
     fn learn(known: &mut Registered, event: Event) {
         let Event::Elsewhere { here, gone, .. } = event else { panic!("{event:?}") };
         known.extend(here);
@@ -236,7 +236,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_follower_ends_up_with_what_the_other_has_and_hears_of_its_end() {
-        // So small that the other has to wait all the time.
+        // So small that the sender always has to wait.
         let (ours, theirs) = duplex(64);
         let (told, watched) = watch::channel(here(&[("a/one", 1), ("a/two", 2)]));
         let (queue, mut heard) = event_queue(1);
@@ -256,7 +256,7 @@ mod tests {
                 learn(&mut known, heard.recv().await.unwrap().event);
             }
         }
-        // Silence is not the end; the end is.
+        // Silence does not end the stream; closing it does.
         tokio::time::sleep(std::time::Duration::from_secs(600)).await;
         assert!(heard.try_recv().is_err());
         drop(told);

@@ -1,11 +1,11 @@
-//! What to send to one proxy next: differences between what it holds and what it should hold.
+//! Selection of the next delta for one proxy: differences between its held and its desired resources.
 //!
-//! One delta is in flight at a time and the newest offer wins. A delta that is refused leaves the
-//! proxy as it was; the resources that it named are withheld until they, or what they depend on,
-//! change, and the others are sent again without them.
+//! One delta is in flight at a time, and the newest offer wins. A rejected delta leaves the proxy unchanged;
+//! the rejected resources are withheld until they, or their dependencies, change, and the others are sent again
+//! without them.
 //!
-//! A control plane that has just started does not know yet which endpoints are gone and which are
-//! only not back: it offers [in doubt](Publisher::offer_in_doubt), and the proxy keeps what it has.
+//! A control plane that has just started cannot distinguish removed endpoints from those that have not
+//! reconnected: it offers [in doubt](Publisher::offer_in_doubt), and the proxy keeps the uncertain ones.
 
 mod draft;
 mod sendable;
@@ -24,72 +24,74 @@ use crate::publisher::draft::{Draft, RESOURCE_BYTES_MAX};
 use crate::publisher::sendable::{Kept, sendable};
 use crate::publisher::withheld::Withheld;
 
-/// The control plane's picture of one proxy: what it holds, refuses and should hold. No IO.
+/// The control plane's state of one proxy: its held, rejected and desired resources. No IO.
 #[derive(Debug, Default)]
 pub struct Publisher {
     held: Holdings,
-    /// A snapshot that the proxy holds exactly: what equals it needs no second look.
+    /// A snapshot that the proxy holds exactly; equal parts are not compared again.
     agreed: Option<Arc<Snapshot>>,
     /// The absent services that the proxy acknowledged in this stream.
     absent: Option<BTreeSet<ServiceName>>,
-    /// The absent services that it did not accept, as far as can be told.
+    /// The absent services that it rejected, as far as known.
     absent_refused: Option<BTreeSet<ServiceName>>,
-    /// The offer whose absent services were sent once more together with what waits for them.
+    /// The offer with absent services that were sent once more, together with the resources that depend on
+    /// them.
     reunited: Option<ChangeId>,
     withheld: Withheld,
     oversized: Vec<Refusal>,
     offered: Option<Offered>,
-    /// Whether the offer, or what the proxy holds, changed since the last look for differences.
+    /// True if the offer or the held resources changed since the last comparison.
     stale: bool,
     in_flight: Option<InFlight>,
     nonce: u64,
 }
 
-/// What the proxy should know.
+/// The desired configuration of the proxy.
 #[derive(Debug, Clone)]
 struct Offered {
     update: Update,
     doubt: Doubt,
 }
 
-/// A delta that the proxy applied.
+/// The acknowledgement of a delta.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Acked {
-    /// The newest change in it.
+    /// The newest change in the delta.
     pub change: ChangeId,
-    /// Whether the proxy now holds all that was offered with that change, but for what it refuses.
+    /// True if the proxy now holds all that was offered with that change, except for rejected resources.
     pub whole: bool,
 }
 
 impl Publisher {
-    /// A proxy that connects and says what it holds.
+    /// Creates the state of a proxy that connects with these held versions.
     #[must_use]
     pub fn new(held: Vec<(ResourceKey, Version)>) -> Self {
         Self { held: held.into_iter().collect(), ..Self::default() }
     }
 
-    /// The proxy should now know this; what was offered before and not sent is forgotten.
+    /// Replaces the offer; an older offer that was not sent is dropped.
     ///
-    /// Every service that a rule names as a backend must be in the snapshot or be absent.
+    /// Every backend service of a rule must be in the snapshot or be absent.
     pub fn offer(&mut self, update: Update) {
         self.offer_in_doubt(update, Doubt::default());
     }
 
-    /// As [`Self::offer`], but the endpoints in doubt stay as the proxy has them, and services that
-    /// are new to it come when somebody can answer for them.
+    /// Like [`Self::offer`], but the proxy keeps its uncertain endpoints, and new services are sent only after
+    /// their endpoints are known.
     pub fn offer_in_doubt(&mut self, update: Update, doubt: Doubt) {
         if self.offered.is_none() {
             self.held.share_names(&update.snapshot);
         }
-        // What stands in their way may be another one now.
+        // The conflicting resources may have changed.
         self.absent_refused = None;
         self.offered = Some(Offered { update, doubt });
         self.stale = true;
     }
 
-    /// The next thing to send: `None` while a delta is in flight and when nothing differs.
+    /// The next delta to send; `None` while one is in flight, or without differences.
     ///
-    /// The first delta of a stream is sent even when nothing differs, so that the proxy knows.
+    /// The first delta of a stream is sent even without differences, so that the proxy knows that it is in
+    /// sync.
     pub fn next_delta(&mut self) -> Option<Delta> {
         if self.in_flight.is_some() || !self.stale {
             return None;
@@ -111,7 +113,7 @@ impl Publisher {
         Some(self.dispatch(Offered { update, doubt }, draft, absent))
     }
 
-    /// The proxy applied the delta with this nonce; `None` when no such delta is in flight.
+    /// Handles the acknowledgement of a delta; `None` if no delta with this nonce is in flight.
     pub fn acknowledge(&mut self, nonce: u64) -> Option<Acked> {
         let InFlight { offered, upserts, removed, absent, whole, .. } =
             self.take_in_flight(nonce)?;
@@ -122,7 +124,7 @@ impl Publisher {
             self.held.insert(key, version);
         }
         let Offered { update, doubt } = offered;
-        // What the proxy now has may let it accept the absent services that it refused.
+        // With its new resources the proxy may accept the absent services that it rejected.
         let absent_refused = self.absent_refused.take().is_some();
         let settled = whole && self.withheld.is_empty() && !absent_refused;
         self.stale |= !settled;
@@ -134,10 +136,10 @@ impl Publisher {
         Some(Acked { change: update.change, whole })
     }
 
-    /// The proxy refused the delta with this nonce; says which change that was, or `None` when no
-    /// such delta is in flight.
+    /// Handles the rejection of a delta and returns its change; `None` if no delta with this nonce is in
+    /// flight.
     ///
-    /// The refused versions are not recorded as held, and not sent again until they change.
+    /// The rejected versions are not recorded as held, and not sent again until they change.
     pub fn refuse(&mut self, nonce: u64, refusals: &[Refusal]) -> Option<ChangeId> {
         let InFlight { offered, upserts, removed, absent, .. } = self.take_in_flight(nonce)?;
         let update = offered.update;
@@ -151,8 +153,8 @@ impl Publisher {
         let named = self.withheld.refused(&sent, refusals, &update, &self.held);
         match (named, absent) {
             (true, _) => {}
-            // They were refused because of what the proxy holds, whose better version may wait for
-            // them: both go together, once for each offer.
+            // They were rejected because of held resources; better versions of those may be withheld for lack
+            // of them. Both are sent together, once for each offer.
             (false, true) if self.reunited != Some(change) && self.withheld.let_go() => {
                 self.reunited = Some(change);
             }
@@ -162,25 +164,25 @@ impl Publisher {
         Some(change)
     }
 
-    /// The newest change whose effects the proxy has, but for what it refuses; `None` while
-    /// something is under way or still to be sent. Meaningful after [`Self::next_delta`].
+    /// The newest change that the proxy has applied, except for rejected resources; `None` while a delta is in
+    /// flight or due. Meaningful after [`Self::next_delta`].
     #[must_use]
     pub fn settled(&self) -> Option<ChangeId> {
         let at_rest = self.in_flight.is_none() && !self.stale && self.held.plan.is_some();
         self.offered.as_ref().filter(|_| at_rest).map(|offered| offered.update.change)
     }
 
-    /// What the proxy refuses, with its reasons.
+    /// The resources that the proxy rejects, with its reasons.
     pub fn refused(&self) -> impl Iterator<Item = Refusal> {
         self.withheld.list()
     }
 
-    /// Resources that were not sent because they are too large, since the last call.
+    /// Takes the resources that were not sent because they are too large.
     pub fn take_oversized(&mut self) -> Vec<Refusal> {
         std::mem::take(&mut self.oversized)
     }
 
-    /// All differences; a resource that is too large to send is set aside.
+    /// All differences; oversized resources are excluded.
     fn draft(&mut self, snapshot: &Snapshot, doubt: &Doubt) -> Draft {
         loop {
             let kept = Kept { withheld: &self.withheld, doubt };
@@ -231,7 +233,7 @@ impl Publisher {
     }
 }
 
-/// What was sent and not answered.
+/// A sent delta without a response.
 #[derive(Debug)]
 struct InFlight {
     nonce: u64,

@@ -1,8 +1,9 @@
-//! Queries of operators to proxies, over the discovery stream that each proxy has open.
+//! Operators' queries to proxies, over the discovery stream of each proxy.
 //!
-//! Each query is bounded: its path, the bytes of its answer and the time until the last byte. A stream carries one
-//! query at a time, and a control plane has a bounded number of them open. An answer travels in parts between the
-//! other messages of the stream. An answer that arrives late has the number of no open query and is dropped.
+//! Each query is bounded: its path, the bytes of its response and the time until the last byte. A stream
+//! carries one query at a time, and a control plane has a bounded number of open queries. A response is sent in
+//! parts between the other messages of the stream. A late response has the number of no open query and is
+//! dropped.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -17,48 +18,48 @@ use tokio::time::{Sleep, timeout};
 use crate::event::ConnectionId;
 use crate::proto;
 
-/// The open queries of a control plane, and the streams that take them.
+/// The open queries of a control plane, and the streams that carry them.
 #[derive(Debug)]
 pub struct Queries {
     streams: Mutex<BTreeMap<ConnectionId, mpsc::Sender<PendingQuery>>>,
     /// The number of the next query.
     next: AtomicU64,
-    /// A place for each open query: answers wait in memory until they are whole.
+    /// A permit for each open query: responses are buffered until they are complete.
     places: Semaphore,
 }
 
-/// A query as a proxy receives it. The answer is dropped when the stream ends first.
+/// A query as a proxy receives it. The response is dropped if the stream ends first.
 #[derive(Debug)]
 pub struct Query {
-    /// The path and query of a page of its admin address, such as `/reach?service=shop/stock`.
+    /// The path and query of an admin page, such as `/reach?service=shop/stock`.
     pub path: String,
-    /// The most bytes of the answer.
+    /// The maximum size of the response.
     pub bytes_max: usize,
-    /// The time after which the control plane drops the answer.
+    /// The time after which the control plane drops the response.
     pub deadline: Duration,
-    /// The place for the answer.
+    /// The sender of the response.
     pub answer: oneshot::Sender<ProxyAnswer>,
 }
 
-/// The answer of a proxy, as its admin page gives it.
+/// The response of a proxy, as from its admin page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxyAnswer {
-    /// The status of HTTP.
+    /// The HTTP status.
     pub status: u16,
     /// The whole body.
     pub body: Vec<u8>,
 }
 
-/// The reason why a query has no answer.
+/// The reason that a query has no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// The path is too long.
     #[error("the path is longer than {PATH_BYTES_MAX} bytes")]
     Path,
-    /// The stream ended before the whole answer arrived, or before the query was sent.
+    /// The stream ended before the whole response arrived, or before the query was sent.
     #[error("the sidecar has disconnected")]
     Disconnected,
-    /// The sidecar is of a release without queries.
+    /// The sidecar's release does not support queries.
     #[error(
         "the sidecar is of an earlier release that answers no queries of the control plane: restart it with this release"
     )]
@@ -69,7 +70,7 @@ pub enum QueryError {
     /// The deadline passed.
     #[error("the sidecar did not answer within {QUERY_DEADLINE:?}")]
     Late,
-    /// The answer is too long.
+    /// The response is too long.
     #[error("the answer of the sidecar is larger than {ANSWER_BYTES_MAX} bytes")]
     Oversized,
 }
@@ -82,8 +83,8 @@ pub(crate) struct PendingQuery {
 }
 
 impl Queries {
-    /// No query yet. Numbers count from `first`, a random number: a proxy may still send the answer to a query of
-    /// another control plane.
+    /// Creates an empty registry. Numbers count from `first`, a random number: a proxy may still send the
+    /// response to a query of another control plane.
     #[must_use]
     pub fn new(first: u64) -> Self {
         Self {
@@ -93,7 +94,7 @@ impl Queries {
         }
     }
 
-    /// Sends a query to the proxy of a connection and waits for the whole answer.
+    /// Sends a query to the proxy of a connection and waits for the whole response.
     ///
     /// # Errors
     /// [`QueryError`].
@@ -115,12 +116,12 @@ impl Queries {
         };
         let sent = timeout(PLACE_WAIT, sent).await;
         let _place = sent.map_err(|_| QueryError::Busy)??;
-        // The stream takes this query after the one that it has open. Each ends at its deadline.
+        // The stream takes this query after its open one. Each ends at its deadline.
         let answered = timeout(QUERY_DEADLINE + ANSWER_GRACE, answered).await;
         answered.map_err(|_| QueryError::Busy)?.map_err(|_| QueryError::Disconnected)?
     }
 
-    /// The end of one stream.
+    /// Opens the receiving end for one stream.
     pub(crate) fn open(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -133,7 +134,7 @@ impl Queries {
         Box::new(StreamQueries { all, connection, is_supported, intake, open: None })
     }
 
-    /// The streams. A thread that panicked while it held the lock left no half-written state.
+    /// Locks the streams. A thread that panicked while it held the lock left no half-written state.
     fn lock(
         &self,
     ) -> std::sync::MutexGuard<'_, BTreeMap<ConnectionId, mpsc::Sender<PendingQuery>>> {
@@ -156,7 +157,7 @@ pub(crate) struct StreamQueries {
 struct OpenQuery {
     id: u64,
     deadline: Pin<Box<Sleep>>,
-    /// The parts that arrived.
+    /// The parts received so far.
     body: Vec<u8>,
     answer: oneshot::Sender<Result<ProxyAnswer, QueryError>>,
 }
@@ -173,7 +174,7 @@ impl StreamQueries {
                 ready!(open.deadline.as_mut().poll(context));
                 self.finish(Err(QueryError::Late));
             }
-            // The registry has a sender for as long as this exists.
+            // The registry keeps a sender for the lifetime of this object.
             let Some(pending) = ready!(self.intake.poll_recv(context)) else {
                 return Poll::Pending;
             };
@@ -181,7 +182,7 @@ impl StreamQueries {
                 pending.answer.send(Err(QueryError::Unsupported)).ok();
                 continue;
             }
-            // An operator that has gone wants no answer.
+            // The operator is gone and needs no response.
             if pending.answer.is_closed() {
                 continue;
             }
@@ -198,8 +199,8 @@ impl StreamQueries {
         }
     }
 
-    /// Adds a part of an answer. True if the control plane has asked for it and it is the last one or has the full size: the
-    /// proxy does not pay for it then. Short parts would let it send any number of messages.
+    /// Adds a part of a response. True if the control plane requested it and it is the last one or has the full
+    /// size: it is not charged to the proxy's budget then. Short parts would allow any number of messages.
     pub(crate) fn receive(&mut self, part: proto::QueryAnswer) -> bool {
         let Some(open) = self.open.as_mut().filter(|open| open.id == part.id) else { return false };
         if part.part.is_empty() && !part.last {
@@ -224,7 +225,7 @@ impl StreamQueries {
 
     fn finish(&mut self, result: Result<ProxyAnswer, QueryError>) {
         if let Some(open) = self.open.take() {
-            // The operator may have gone.
+            // The operator may be gone.
             open.answer.send(result).ok();
         }
     }
@@ -236,7 +237,7 @@ impl Drop for StreamQueries {
     }
 }
 
-/// The query that a proxy is answering, at the end of the proxy.
+/// The proxy's state of the query that it is answering.
 #[derive(Debug)]
 pub(crate) struct Answering {
     id: u64,
@@ -247,12 +248,12 @@ pub(crate) struct Answering {
 #[derive(Debug)]
 enum AnsweringState {
     Waiting(oneshot::Receiver<ProxyAnswer>),
-    /// The answer, and the number of its bytes that were sent.
+    /// The response, and the number of its bytes already sent.
     Sending(ProxyAnswer, usize),
 }
 
 impl Answering {
-    /// Reads a query. The control plane opens the next one when it has dropped this one.
+    /// Parses a query. The control plane sends the next one only after it dropped this one.
     pub(crate) fn begin(wire: proto::Query) -> (Self, Query) {
         let (answer, receiver) = oneshot::channel();
         let bytes_max = usize::try_from(wire.bytes_max).unwrap_or(usize::MAX).min(ANSWER_BYTES_MAX);
@@ -262,7 +263,7 @@ impl Answering {
     }
 }
 
-/// The next part of the answer; pending while there is none. Cancel-safe.
+/// The next part of the response; pending while there is none. Cancel-safe.
 pub(crate) async fn next_part(answering: &mut Option<Box<Answering>>) -> proto::QueryAnswer {
     let Some(open) = answering else { return std::future::pending().await };
     if let AnsweringState::Waiting(receiver) = &mut open.state {
@@ -287,19 +288,19 @@ pub(crate) async fn next_part(answering: &mut Option<Box<Answering>>) -> proto::
     proto::QueryAnswer { id, status, part, last, oversized }
 }
 
-/// Queries of a control plane in progress at once. Each may hold a whole answer in memory.
+/// The maximum number of open queries of a control plane. Each may buffer a whole response.
 const QUERIES_MAX: usize = 16;
-/// The longest path of a query.
+/// The maximum length of a query's path.
 pub const PATH_BYTES_MAX: usize = 2048;
-/// The largest answer: the configuration of a sidecar of a large mesh.
+/// The maximum response: the configuration of a sidecar in a large mesh.
 pub const ANSWER_BYTES_MAX: usize = 8 << 20;
-/// The bytes of one message of an answer: other messages of the stream pass between two.
+/// The maximum size of a response part: other messages of the stream are sent between two parts.
 const PART_BYTES_MAX: usize = 64 << 10;
-/// The time of the proxy for one answer: a sidecar tries to reach endpoints for some queries.
+/// The proxy's deadline for a response: for some queries a sidecar tries to reach endpoints.
 pub const QUERY_DEADLINE: Duration = Duration::from_secs(5);
-/// The wait for a place among the queries.
+/// The maximum wait for a permit.
 const PLACE_WAIT: Duration = Duration::from_secs(2);
-/// The wait for another query of the same stream.
+/// The maximum wait for another query of the same stream.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The queue from all connections to the owner of the mesh: at most one event of each at a time.
+//! The queue from all connections to the mesh owner, with at most one event of each connection at a time.
 //!
-//! A connection that wants to send an event waits until the owner has handled its last one, and goes
-//! to the end of the queue then. So the owner serves connections in turn, and a connection that has
-//! much to send delays another by one event at most.
+//! A connection that has another event to send waits until the owner has handled its last one, and then goes to
+//! the end of the queue. So the owner serves connections in turn, and a connection with many events delays
+//! another by at most one event.
 
 use std::sync::Arc;
 
@@ -12,41 +12,41 @@ use tokio::time::Instant;
 use crate::budget::Budget;
 use crate::event::Event;
 
-/// Makes the queue, with room for so many events: one for each connection there may be.
+/// Creates the queue, with room for one event of each of `connections_max` connections.
 #[must_use]
 pub fn event_queue(connections_max: usize) -> (EventQueue, mpsc::Receiver<Queued>) {
     let (sender, receiver) = mpsc::channel(connections_max);
     (EventQueue(sender), receiver)
 }
 
-/// The entrance of the queue.
+/// The sending end of the queue.
 #[derive(Debug, Clone)]
 pub struct EventQueue(mpsc::Sender<Queued>);
 
 impl EventQueue {
-    /// The sending end of one connection. Its work is charged to a budget.
+    /// Creates the sending end of one connection. Its work is charged to a budget.
     #[must_use]
     pub fn connect(&self, budget: Arc<Budget>) -> EventSender {
         EventSender { queue: self.0.clone(), turns: Arc::new(Semaphore::new(1)), budget }
     }
 
-    /// True if the owner of the mesh is gone.
+    /// True if the mesh owner is gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 }
 
-/// An event, and the turn of the connection that sent it.
+/// An event, and the turn of its connection.
 #[derive(Debug)]
 pub struct Queued {
     /// The event.
     pub event: Event,
-    /// To be held until all work for the event is done.
+    /// The turn; held until all work for the event is done.
     pub turn: Turn,
 }
 
-/// The turn of a connection. The connection sends nothing else before this is dropped.
+/// The turn of a connection. The connection sends no other event before this is dropped.
 #[derive(Debug)]
 pub struct Turn {
     _place: OwnedSemaphorePermit,
@@ -54,7 +54,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Charges the connection's budget for work that its event caused.
+    /// Charges the connection's budget for work caused by its event.
     pub fn charge(&self, units: u64, now: Instant) {
         self.budget.charge_work(units, now);
     }
@@ -68,11 +68,11 @@ pub struct EventSender {
     budget: Arc<Budget>,
 }
 
-/// The owner of the mesh is gone.
+/// The mesh owner is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OwnerGone;
 
-/// A place in the queue, for one event.
+/// A slot in the queue, for one event.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
     permit: mpsc::Permit<'a, Queued>,
@@ -98,16 +98,16 @@ impl EventSender {
         Ok(Place { permit, turn: Turn { _place: place, budget: Arc::clone(&self.budget) } })
     }
 
-    /// Sends an event in the connection's turn.
+    /// Sends an event when it is the connection's turn.
     pub(crate) async fn send(&self, event: Event) -> Result<(), OwnerGone> {
         self.place().await?.send(event);
         Ok(())
     }
 
-    /// Sends an event that asks for no answer.
+    /// Sends an event without a response.
     ///
     /// # Errors
-    /// When the owner of the mesh is gone.
+    /// If the mesh owner is gone.
     pub async fn announce(&self, event: Event) -> Result<(), crate::ServeError> {
         self.send(event).await.map_err(|OwnerGone| crate::ServeError::Stopped)
     }
@@ -130,7 +130,7 @@ mod tests {
             }
         };
         let single = async {
-            // The other one is ahead by as much as it can be.
+            // The other one is as far ahead as possible.
             tokio::task::yield_now().await;
             modest.send(Event::Left { connection: two }).await.unwrap();
         };

@@ -1,7 +1,7 @@
-//! Resources: the model as it travels, and back, with every field checked.
+//! Wire conversion of resources, with validation of every field.
 //!
-//! Encoding is canonical: equal values give equal bytes on every machine, so the hash of the bytes
-//! can be the resource's version.
+//! The encoding is canonical: equal values yield equal bytes on every machine, so the hash of the bytes is the
+//! resource's version.
 
 mod action;
 mod balancing;
@@ -47,23 +47,23 @@ pub(crate) use whereabouts::ADDRESSES_OF_NAME_MAX;
 /// One resource, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
-    /// The plan of the stream's workload.
+    /// The configuration of the stream's workload.
     Plan(Box<WorkloadPlan>),
-    /// A service; its ports have no endpoints yet.
+    /// A service, without endpoints.
     Service(ServiceView),
     /// An endpoint.
     Endpoint(Endpoint),
-    /// What is at an address.
+    /// An address entry.
     Occupant(IpAddr, Occupant),
-    /// What the name of a service stands for.
+    /// A DNS record.
     Whereabouts(ServiceName, Whereabouts),
 }
 
 impl Resource {
-    /// Reads a resource as it travelled and checks every field.
+    /// Decodes a resource and validates every field.
     ///
     /// # Errors
-    /// [`InvalidResource`] for the first field that cannot be what it says.
+    /// [`InvalidResource`] for the first invalid field.
     pub fn decode(upsert: &Upsert) -> Result<Self, InvalidResource> {
         let content = upsert.content.clone();
         match &upsert.key {
@@ -87,45 +87,45 @@ impl Resource {
     }
 }
 
-/// A plan as it travels.
+/// Encodes a workload's configuration.
 #[must_use]
 pub fn encode_plan(plan: &WorkloadPlan) -> Bytes {
     plan::to_wire(plan).encode_to_vec().into()
 }
 
-/// A service as it travels: all of it but its endpoints.
+/// Encodes a service without its endpoints.
 #[must_use]
 pub fn encode_service(view: &ServiceView) -> Bytes {
     service::to_wire(view).encode_to_vec().into()
 }
 
-/// An endpoint as it travels; its id is in its key.
+/// Encodes an endpoint; its ID is in its key.
 #[must_use]
 pub fn encode_endpoint(endpoint: &Endpoint) -> Bytes {
     endpoint::to_wire(endpoint).encode_to_vec().into()
 }
 
-/// What is at an address, as it travels; the address is in its key.
+/// Encodes an address entry; the address is in its key.
 #[must_use]
 pub fn encode_occupant(occupant: &Occupant) -> Bytes {
     occupant::to_wire(occupant).encode_to_vec().into()
 }
 
-/// What the name of a service stands for, as it travels; the name is in its key.
+/// Encodes a DNS record; the name is in its key.
 #[must_use]
 pub fn encode_whereabouts(whereabouts: &Whereabouts) -> Bytes {
     whereabouts::to_wire(whereabouts).encode_to_vec().into()
 }
 
-/// A resource that cannot be what it says.
+/// A resource that failed validation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {field}: {reason}")]
 pub struct InvalidResource {
     /// The resource.
     pub key: ResourceKey,
-    /// The field, as a path such as `ports[0].rules[2].route`.
+    /// The path of the field, such as `ports[0].rules[2].route`.
     pub field: Box<str>,
-    /// What is wrong with it.
+    /// The error.
     pub reason: Box<str>,
 }
 

@@ -1,4 +1,4 @@
-//! The control plane's end of a stream: one connection's reads, writes and waits.
+//! The control plane's end of a discovery stream: one connection's reads, writes and waits.
 
 mod pending;
 mod session;
@@ -31,13 +31,13 @@ use crate::vigil::PING_AFTER;
 
 /// Serves one proxy over an authenticated stream until the stream ends.
 ///
-/// Who the proxy is, the caller knows from its certificate. Sends [`Event::Connected`] after the
-/// proxy's first message and [`Event::Left`] at the end. The owner ends the connection by
-/// [`Standing::Goodbye`] or by dropping the sender of standings. The proxy receives all taps and queries of
-/// `operators`, and reports its traffic at the interval `report_every`, if there is one.
+/// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's
+/// first message and [`Event::Left`] at the end. The owner ends the connection by [`Standing::Goodbye`] or by
+/// dropping the sender of standings. The proxy receives all taps and queries of `operators`, and reports its
+/// traffic at the interval `report_every`, if there is one.
 ///
 /// # Errors
-/// [`ServeError`] unless the proxy closed the stream, or the owner of the mesh ended it.
+/// [`ServeError`] unless the proxy closed the stream, or the mesh owner ended it.
 pub async fn serve<S>(
     stream: S,
     connection: ConnectionId,
@@ -81,7 +81,7 @@ where
         Err(error) => Ending::Failed(error),
     };
     session.finish().await;
-    // When nobody listens any more there is nobody to tell.
+    // The mesh owner may be gone.
     events.announce(Event::Left { connection }).await.ok();
     ending.part(writer).await
 }
@@ -96,40 +96,40 @@ pub struct Operators {
 }
 
 impl Operators {
-    /// No tap and no query yet. Their numbers count from `first`, a random number.
+    /// Creates an empty set of taps and queries. Their numbers count from `first`, a random number.
     #[must_use]
     pub fn new(first: u64) -> Self {
         Self { taps: Arc::new(Taps::new(first)), queries: Arc::new(Queries::new(first)) }
     }
 }
 
-/// Why a connection ended badly.
+/// The reason that a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The stream broke.
     #[error("the stream to the proxy broke")]
     Io(#[from] io::Error),
-    /// Nothing came for longer than the bounded silence.
+    /// No message arrived within the maximum silence.
     #[error("the proxy was silent for too long")]
     Silent,
-    /// The proxy sent something that is not of this protocol.
+    /// The proxy sent an invalid message.
     #[error("the proxy sent an invalid message: {0}")]
     Malformed(String),
-    /// The proxy has exceeded its budget for minutes: no sidecar does that.
+    /// The proxy has exceeded its budget for minutes, which no regular sidecar does.
     #[error(
         "the proxy asks for more than its share for minutes: the control plane serves it more slowly"
     )]
     Overload,
-    /// A delta was neither acknowledged nor refused in time.
+    /// A delta was neither acknowledged nor rejected in time.
     #[error("the proxy did not acknowledge a delta in time")]
     Unacknowledged,
-    /// The proxy speaks a version of the contract that this control plane does not.
+    /// The proxy uses another version of the protocol.
     #[error(
         "the proxy speaks version {0} of the discovery protocol and this control plane version \
          {ours}: upgrade the older one", ours = crate::PROTOCOL
     )]
     Protocol(u32),
-    /// The owner of the mesh is gone.
+    /// The mesh owner is gone.
     #[error("the control plane is shutting down")]
     Stopped,
 }
@@ -156,10 +156,10 @@ impl From<prost::DecodeError> for ServeError {
     }
 }
 
-/// The Hello of a proxy, the resources that it holds, and a later message that was read already.
+/// The Hello of a proxy, its held resources, and a later message that was already read.
 type Introduction = (Hello, Publisher, Option<proto::FromProxy>);
 
-/// Reads the first message; `None` when the proxy closed the stream instead.
+/// Reads the first message; `None` if the proxy closed the stream instead.
 async fn introduction<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     budget: &Budget,
@@ -180,8 +180,8 @@ async fn introduction<R: AsyncRead + Unpin>(
     }
 }
 
-/// Reads the services that did not fit into a Hello and follow it: a proxy that comes back with thousands
-/// of them is not answered with a world of a part. Returns a message that is something else.
+/// Reads the services that did not fit into a Hello and follow it: so a proxy that reconnects with thousands of
+/// them does not first get a partial configuration. Returns a message of another kind.
 async fn further_services<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     hello: &mut Hello,
@@ -205,7 +205,7 @@ async fn further_services<R: AsyncRead + Unpin>(
     Ok(None)
 }
 
-/// Reads one message, at the cost of the proxy. Cancel-safe.
+/// Reads one message and charges the proxy's budget. Cancel-safe.
 async fn read<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     budget: &Budget,
@@ -215,7 +215,7 @@ async fn read<R: AsyncRead + Unpin>(
     Ok(Some(proto::FromProxy::decode(frame)?))
 }
 
-/// A proxy with a full Hello has usually sent its other services at once.
+/// The maximum wait for further services; a proxy with a full Hello usually sends them at once.
 const FURTHER_WAIT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

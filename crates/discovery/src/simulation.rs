@@ -1,4 +1,4 @@
-//! Both ends through a list of messages in flight: changes, losses, refusals, doubts, by seed.
+//! Simulation of both ends with messages in flight: changes, losses, rejections, uncertainty, by seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -35,13 +35,13 @@ fn run(seed: u64) {
     simulation.heal();
 }
 
-/// What the proxy says to the control plane.
+/// The proxy's response to the control plane.
 enum Answer {
     Ack(u64),
     Nack(u64, Vec<Refusal>),
 }
 
-/// How much the control plane knows.
+/// The completeness of the control plane's knowledge.
 #[derive(Clone, Copy)]
 enum Certainty {
     Full,
@@ -58,11 +58,11 @@ struct Simulation {
     change: u64,
     publisher: Publisher,
     subscriber: Subscriber,
-    /// The newest offer, and which of the endpoints that it lacks are in doubt.
+    /// The newest offer, and the uncertain ones among the endpoints that it lacks.
     offered: Option<(Update, Doubt)>,
     deltas: VecDeque<Delta>,
     answers: VecDeque<Answer>,
-    /// Every version that the proxy refused as wrong in itself, in this stream.
+    /// Every version that the proxy rejected as invalid in itself, in this stream.
     refused: BTreeSet<(ResourceKey, Version)>,
 }
 
@@ -101,7 +101,7 @@ impl Simulation {
         }
     }
 
-    /// Adds, changes or removes a service; one in six is such that the proxy refuses it.
+    /// Adds, changes or removes a service; one in six is invalid for the proxy.
     fn change_something(&mut self) {
         let name = NAMES[self.chance.below(NAMES.len())];
         if self.chance.below(4) == 0 {
@@ -124,7 +124,7 @@ impl Simulation {
         self.services.insert(named(name), view);
     }
 
-    /// Somebody else is at an address, or nobody asks for it any more.
+    /// Changes an address entry, or removes its subscription.
     fn move_address(&mut self) {
         let address = IpAddr::from([10, 0, 0, u8::try_from(self.chance.below(6)).unwrap()]);
         let name = named(NAMES[self.chance.below(NAMES.len())]);
@@ -144,7 +144,7 @@ impl Simulation {
         self.addresses.insert(address, Arc::new(occupant));
     }
 
-    /// A name stands for something else, or nobody asks for it any more.
+    /// Changes a DNS record, or removes its subscription.
     fn move_name(&mut self) {
         let name = named(NAMES[self.chance.below(NAMES.len())]);
         let count = u8::try_from(self.chance.below(4)).unwrap();
@@ -155,7 +155,7 @@ impl Simulation {
         self.names.insert(name, Arc::new(whereabouts));
     }
 
-    /// The world as the control plane would compile it now.
+    /// The configuration as the control plane would compile it now.
     fn world(&mut self) -> Update {
         self.change += 1;
         let mut plan = plan();
@@ -190,7 +190,7 @@ impl Simulation {
         offer
     }
 
-    /// What changes, and later changes back, may be tried again.
+    /// Resources that change, and later change back, may be tried again.
     fn forget_changed(&mut self) {
         let Some((offer, _)) = &self.offered else { return };
         self.refused.retain(|(key, version)| {
@@ -199,7 +199,7 @@ impl Simulation {
         });
     }
 
-    /// As after a restart of the control plane: it has not heard of every sidecar yet.
+    /// Simulates a control plane after a restart that does not know every sidecar yet.
     fn forget_sidecars(&mut self, offer: &mut Update) -> Doubt {
         let mut doubt = BTreeSet::new();
         for view in Arc::make_mut(&mut offer.snapshot).services.values_mut() {
@@ -230,8 +230,8 @@ impl Simulation {
         self.deltas.push_back(delta);
     }
 
-    /// Nothing that may be there is taken away, and nothing new comes that cannot be answered for
-    /// unless something old leads there.
+    /// Checks that no uncertain resource is removed, and that a new service without known endpoints is sent
+    /// only if a held service routes to it.
     fn check_doubt(&self, delta: &Delta) {
         let Some((offer, doubt)) = self.offered.as_ref().filter(|(_, doubt)| !doubt.is_empty())
         else {
@@ -285,7 +285,7 @@ impl Simulation {
                 self.refused.extend(own.filter_map(|refusal| {
                     versions.get(&refusal.key).map(|version| (refusal.key.clone(), *version))
                 }));
-                // It may have changed while the refused delta was on its way.
+                // The service may have changed while the rejected delta was in flight.
                 self.forget_changed();
                 Answer::Nack(nonce, refusals)
             }
@@ -303,7 +303,7 @@ impl Simulation {
         }
     }
 
-    /// The stream breaks; whatever was on it is lost. Any replica answers the next one.
+    /// Breaks the stream and loses all messages in flight. Any replica may serve the next one.
     fn reconnect(&mut self) {
         self.deltas.clear();
         self.answers.clear();
@@ -316,7 +316,7 @@ impl Simulation {
         self.offer(certainty);
     }
 
-    /// The proxy starts again from its disk.
+    /// Restarts the proxy from its disk.
     fn restart_proxy(&mut self) {
         if self.subscriber.update().is_some() {
             self.subscriber = Subscriber::from_bytes(&self.subscriber.to_bytes()).unwrap();
@@ -324,7 +324,7 @@ impl Simulation {
         self.reconnect();
     }
 
-    /// Lets everything in flight arrive, checks what was reached, then removes what is wrong.
+    /// Delivers everything in flight, checks the result, then removes invalid resources.
     fn heal(&mut self) {
         let offered = self.settle();
         for view in self.services.values_mut() {
@@ -366,7 +366,7 @@ impl std::fmt::Display for Simulation {
     }
 }
 
-/// The same port under another number: its endpoints go and come with it.
+/// The same port with another number; its endpoints follow.
 fn moved(mut port: leno_model::PortView) -> leno_model::PortView {
     for endpoint in &mut port.endpoints {
         Arc::make_mut(endpoint).id.port = 81;
@@ -374,7 +374,7 @@ fn moved(mut port: leno_model::PortView) -> leno_model::PortView {
     port
 }
 
-/// What the proxy's own checks would find wrong, such as a regular expression.
+/// Errors that the proxy's own checks would find, such as an invalid regular expression.
 fn poisoned(snapshot: &Snapshot) -> Vec<Refusal> {
     snapshot.services.values().filter_map(|view| poisoned_view(view)).collect()
 }
@@ -387,7 +387,7 @@ fn poisoned_view(view: &ServiceView) -> Option<Refusal> {
         .then(|| Refusal::new(ResourceKey::Service(view.name.clone()), "poisoned"))
 }
 
-/// Numbers that only the seed decides (xorshift).
+/// Pseudorandom numbers from the seed (xorshift).
 struct Chance(u64);
 
 impl Chance {

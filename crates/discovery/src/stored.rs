@@ -1,4 +1,4 @@
-//! The last good world on disk: a mark, a checksum, and every resource as it travels.
+//! The last valid configuration on disk: a magic number, a checksum, and every resource in wire format.
 
 use leno_model::Snapshot;
 use prost::Message;
@@ -13,7 +13,7 @@ use crate::resource::{
 };
 
 impl Update {
-    /// This world for the disk, versioned and checksummed; read by
+    /// Encodes this configuration for the disk, versioned and checksummed; read by
     /// [`crate::Subscriber::from_bytes`].
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -30,7 +30,7 @@ impl Update {
     }
 }
 
-/// Reads a stored world as the delta that makes it from nothing.
+/// Reads a stored configuration as a delta from an empty one.
 pub(crate) fn read(bytes: &[u8]) -> Result<Delta, UnusableWorld> {
     let rest = bytes.strip_prefix(MARK).ok_or(UnusableWorld::Foreign)?;
     let (checksum, content) = rest.split_first_chunk::<8>().ok_or(UnusableWorld::Damaged)?;
@@ -53,22 +53,21 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Delta, UnusableWorld> {
     })
 }
 
-/// Why a stored world cannot be used; the remedy is always to delete the file.
+/// The reason that a stored configuration is unusable; the hint is always to delete the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableWorld {
-    /// It does not begin as a stored world does, or was written by another version.
+    /// The magic number is missing, or the file was written by another version.
     #[error("this is not a stored world of this version: delete the file")]
     Foreign,
-    /// Its checksum does not hold.
+    /// The checksum does not match.
     #[error("the stored world is damaged: delete the file")]
     Damaged,
-    /// Its content does not make a world.
+    /// The content is not a valid configuration.
     #[error("the stored world is invalid ({0}): delete the file")]
     Invalid(String),
 }
 
-/// Every resource of a snapshot: the plan, then each service before its endpoints, then addresses and
-/// names.
+/// All resources of a snapshot: the plan, then each service before its endpoints, then addresses and names.
 fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
     let plan = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
     let services = snapshot.services.iter().flat_map(|(name, view)| {
@@ -91,7 +90,7 @@ fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
     std::iter::once(plan).chain(services).chain(addresses).chain(names)
 }
 
-/// What a stored world begins with; the last byte is the version of the format.
+/// The magic number of a stored configuration; the last byte is the version of the format.
 const MARK: &[u8; 8] = b"lenowld\x01";
 
 #[cfg(test)]

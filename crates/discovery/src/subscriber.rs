@@ -1,4 +1,4 @@
-//! What one workload's proxy holds, and how a delta becomes its next world. No IO.
+//! The resources that one workload's proxy holds, and the application of deltas. No IO.
 
 mod staging;
 
@@ -12,14 +12,14 @@ use crate::message::{Delta, Refusal, Update};
 use crate::stored::{self, UnusableWorld};
 use crate::subscriber::staging::Staging;
 
-/// The proxy's end of the bookkeeping: what it holds, and the world built from it.
+/// The proxy's held resource versions, and the configuration built from them.
 #[derive(Debug, Clone, Default)]
 pub struct Subscriber {
     held: Holdings,
     update: Option<Update>,
 }
 
-/// A delta that was found good and is not applied yet.
+/// A validated delta that is not applied yet.
 #[derive(Debug)]
 pub struct Staged {
     removed: Vec<ResourceKey>,
@@ -28,7 +28,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// The world as it would be.
+    /// The resulting configuration.
     #[must_use]
     pub fn update(&self) -> &Update {
         &self.update
@@ -36,31 +36,31 @@ impl Staged {
 }
 
 impl Subscriber {
-    /// One that holds nothing.
+    /// Creates a subscriber without resources.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What it holds, for the first message of a stream.
+    /// The held versions, for the first message of a stream.
     #[must_use]
     pub fn held(&self) -> Vec<(ResourceKey, Version)> {
         self.held.list()
     }
 
-    /// The world that it holds, if any.
+    /// The current configuration, if any.
     #[must_use]
     pub fn update(&self) -> Option<&Update> {
         self.update.as_ref()
     }
 
-    /// Checks a delta whole; nothing changes yet.
+    /// Validates a whole delta without applying it.
     ///
-    /// Services and endpoints that it does not touch stay the same [`Arc`]s.
+    /// Services and endpoints that it does not change share their [`Arc`]s.
     ///
     /// # Errors
-    /// A reason for each resource that cannot be accepted: its content is invalid, or it refers to
-    /// a service that is neither held nor said to be absent, or to a port that its service lacks.
+    /// A reason for each rejected resource: its content is invalid, or it refers to a service that is neither
+    /// held nor absent, or to a port that its service lacks.
     pub fn stage(&self, delta: Delta) -> Result<Staged, Vec<Refusal>> {
         let upserts = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
         let upserts = upserts.collect();
@@ -102,7 +102,7 @@ impl Subscriber {
         Ok(Staged { removed: delta.removed, upserts, update })
     }
 
-    /// Makes a staged delta the world that it holds.
+    /// Applies a staged delta.
     pub fn commit(&mut self, staged: Staged) -> &Update {
         for key in &staged.removed {
             self.held.remove(key);
@@ -113,16 +113,16 @@ impl Subscriber {
         self.update.insert(staged.update)
     }
 
-    /// The world that it holds, for the disk; empty when it holds none. See [`Update::to_bytes`].
+    /// Encodes the current configuration for the disk; empty if there is none. See [`Update::to_bytes`].
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.update.as_ref().map(Update::to_bytes).unwrap_or_default()
     }
 
-    /// Reads back what [`Self::to_bytes`] or [`Update::to_bytes`] wrote.
+    /// Decodes the output of [`Self::to_bytes`] or [`Update::to_bytes`].
     ///
     /// # Errors
-    /// [`UnusableWorld`] when the bytes are cut, changed or of another format.
+    /// [`UnusableWorld`] if the bytes are truncated, modified or of another format.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, UnusableWorld> {
         let delta = stored::read(bytes)?;
         let mut subscriber = Self::new();

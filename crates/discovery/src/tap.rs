@@ -1,8 +1,8 @@
-//! Taps: operators who want to see live requests, and what sidecars tell them.
+//! Taps of operators on live requests, and the records that sidecars report.
 //!
-//! Whoever has a tap open is known to every connection through a `watch`, where the newest set wins. What
-//! a proxy tells goes to its tap's own bounded queue; what does not fit is counted and dropped, so
-//! that a terminal which does not read holds up nobody.
+//! Every connection receives the set of open taps through a `watch`, which keeps only the newest set. The
+//! records of a proxy go to the bounded queue of their tap; on overflow they are counted and dropped, so that a
+//! blocked terminal delays no connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,26 +16,26 @@ use tokio::sync::{mpsc, watch};
 use crate::proto;
 use crate::resource::Invalid;
 
-/// The taps that are open at a control plane.
+/// The open taps of a control plane.
 #[derive(Debug)]
 pub struct Taps {
     open: watch::Sender<Arc<Vec<OpenTap>>>,
-    /// The number of the next tap.
+    /// The ID of the next tap.
     next: AtomicU64,
 }
 
-/// What one proxy tells a tap.
+/// The records of one proxy for a tap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tapped {
-    /// Whose sidecar tells.
+    /// The workload of the reporting sidecar.
     pub workload: WorkloadName,
-    /// Lines as those of the access log in JSON, not yet looked at.
+    /// Access log lines in JSON, not validated yet.
     pub records: Vec<String>,
-    /// How many it kept to itself because there were too many.
+    /// The number of requests that the proxy dropped over its rate limit.
     pub dropped: u64,
 }
 
-/// A tap while it is open. Dropping it closes the tap at all sidecars.
+/// An open tap. Dropping it closes the tap at all sidecars.
 #[derive(Debug)]
 pub struct Tapping {
     taps: Arc<Taps>,
@@ -44,7 +44,7 @@ pub struct Tapping {
     lost: Arc<AtomicU64>,
 }
 
-/// There are as many taps as there may be.
+/// The maximum number of taps is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{TAPS_MAX} taps are open already: close one of them")]
 pub struct TooManyTaps;
@@ -53,19 +53,19 @@ pub struct TooManyTaps;
 pub(crate) struct OpenTap {
     pub(crate) tap: Tap,
     outlet: mpsc::Sender<Tapped>,
-    /// Requests that were told and did not fit into the queue.
+    /// Records that did not fit into the queue.
     lost: Arc<AtomicU64>,
 }
 
 impl Taps {
-    /// None yet. Numbers are given from `first` on, which is to be drawn by chance: a proxy may still
-    /// hold records for a tap of another control plane, or of the one that ran here before.
+    /// Creates an empty set. IDs count from `first`, which should be random: a proxy may still hold records for
+    /// a tap of another control plane, or of the previous one here.
     #[must_use]
     pub fn new(first: u64) -> Self {
         Self { open: watch::Sender::default(), next: AtomicU64::new(first) }
     }
 
-    /// Opens a tap; its `id` is given here.
+    /// Opens a tap and assigns its `id`.
     ///
     /// # Errors
     /// [`TooManyTaps`].
@@ -87,7 +87,7 @@ impl Taps {
         }
     }
 
-    /// For one connection.
+    /// Subscribes a connection to the open taps.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<Vec<OpenTap>>> {
         self.open.subscribe()
     }
@@ -98,12 +98,12 @@ impl Taps {
 }
 
 impl Tapping {
-    /// What a proxy tells next.
+    /// Polls the next records of a proxy.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Tapped>> {
         self.intake.poll_recv(context)
     }
 
-    /// How many requests were lost on the way since this was last asked.
+    /// The number of lost requests since the last call.
     pub fn lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }
@@ -116,7 +116,7 @@ impl Drop for Tapping {
 }
 
 impl OpenTap {
-    /// Passes on what a proxy tells, if there is room.
+    /// Forwards a proxy's records, if the queue has room.
     pub(crate) fn tell(&self, tapped: Tapped) {
         let count = (tapped.records.len() as u64).saturating_add(tapped.dropped);
         if self.outlet.try_send(tapped).is_err() {
@@ -124,7 +124,7 @@ impl OpenTap {
         }
     }
 
-    /// Counts what does not reach the operator. A proxy chooses the number: it stops at the largest.
+    /// Counts lost requests. The proxy chooses the number, so the addition saturates.
     pub(crate) fn lose(&self, count: u64) {
         let more = |lost: u64| Some(lost.saturating_add(count));
         self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok();
@@ -152,8 +152,8 @@ pub(crate) fn tap_to_wire(tap: &Tap) -> proto::Tap {
     }
 }
 
-/// All taps that there are to be. One that is not understood is left out: a control plane of a newer
-/// release may ask for what this one cannot tell, and nobody's requests depend on it.
+/// Parses the complete set of taps. An invalid one is skipped: a control plane of a newer release may request
+/// unsupported ones, and no traffic depends on them.
 pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
     let read = |tap: proto::Tap| {
         let id = tap.id;
@@ -165,8 +165,8 @@ pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
     wire.into_iter().filter_map(|tap| read(tap).ok()).take(TAPS_MAX).collect()
 }
 
-/// What of a proxy's records is passed on, and how many are not: one that is too long, and those
-/// that are more than a message carries.
+/// The accepted records of a message, and the number of dropped ones: those that are too long, and those over
+/// the limit of a message.
 pub(crate) fn records_from_wire(mut records: Vec<String>) -> (Vec<String>, u64) {
     let told = records.len();
     records.truncate(RECORDS_MAX);
@@ -212,13 +212,13 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, Invalid> {
     })
 }
 
-/// Taps open at once at one control plane: each costs every sidecar a comparison for each request.
+/// The maximum number of open taps of a control plane: each costs every sidecar a comparison for each request.
 pub const TAPS_MAX: usize = 8;
-/// What proxies told and nobody has taken yet, for one tap: a fraction of a second of all of them.
+/// The capacity of a tap's queue: the messages of all proxies within a fraction of a second.
 const TAPPED_MAX: usize = 64;
-/// The most records of one message: its proxy sends at least twice a second.
+/// The maximum number of records in a message; a proxy sends at least two messages per second.
 pub(crate) const RECORDS_MAX: usize = 512;
-/// The longest record: all its texts are cut to a KiB, and each byte may take six in JSON.
+/// The maximum length of a record: all its texts are truncated to 1 KiB, and each byte may take six in JSON.
 const RECORD_BYTES_MAX: usize = 32 << 10;
 
 #[cfg(test)]
@@ -238,7 +238,7 @@ mod tests {
         }
     }
 
-    /// Their numbers may pass the largest.
+    /// IDs that wrap around.
     fn taps() -> Arc<Taps> {
         Arc::new(Taps::new(u64::MAX))
     }

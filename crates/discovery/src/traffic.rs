@@ -1,4 +1,4 @@
-//! What a proxy counted, as it is told to the control plane: its form, its bounds, and its bytes.
+//! Traffic reports of proxies to the control plane: their form, limits and encoding.
 
 use std::time::Duration;
 
@@ -7,89 +7,90 @@ use leno_model::{Name, Reason, RouteName, RuleKind, ServiceAccount, ServiceName}
 use crate::proto;
 use crate::resource::{Invalid, account, parsed};
 
-/// What a proxy counted since its last message of this kind, or since it connected.
+/// A proxy's traffic since its last report, or since it connected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How long ago that was.
+    /// The covered time.
     pub span: Duration,
-    /// At most [`SERIES_MAX`]; further ones are not sent.
+    /// The series, at most [`SERIES_MAX`]; further ones are not sent.
     pub series: Vec<TrafficSeries>,
-    /// How many series were counted together, without a service.
+    /// The number of series merged into the overflow series, which has no service.
     pub folded: u32,
-    /// CPU time that the proxy took in that time.
+    /// The CPU time that the proxy used in that time.
     pub cpu: Duration,
-    /// Its resident memory, without what is of files.
+    /// Its resident memory, without file-backed pages.
     pub memory_kib: u64,
-    /// The rules that decided something; at most [`RULES_MAX`], further ones are not sent.
+    /// The rules that matched; at most [`RULES_MAX`], further ones are not sent.
     pub rules: Vec<RuleHits>,
 }
 
-/// How often one rule decided.
+/// The matches of one rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleHits {
-    /// The kind of the object that holds it.
+    /// The kind of the object that contains it.
     pub kind: RuleKind,
     /// The namespace of that object.
     pub namespace: Name,
     /// Its name.
     pub name: Name,
-    /// The rule in it: its name, or its place from 0; empty where an object is one rule.
+    /// The rule in the object: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
-    /// How often.
+    /// The number of matches.
     pub hits: u64,
 }
 
-/// Requests and byte streams that ended and have these in common.
+/// Completed requests and byte streams with the same labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficSeries {
-    /// Whether they came to the workload, or from it.
+    /// The direction, relative to the workload.
     pub direction: Direction,
-    /// The service that was called; none when several are counted together.
+    /// The destination service; absent for an overflow series.
     pub service: Option<ServiceName>,
     /// Its port.
     pub port: u16,
-    /// The route that decided.
+    /// The matching route.
     pub route: Option<RouteName>,
     /// The account of the verified peer.
     pub peer: Option<ServiceAccount>,
-    /// The number of TCP connections that were opened or rejected, or of requests where some have streams, which count when
-    /// they begin. None where each counts when it ends.
+    /// The number of TCP connections opened or rejected, or of requests if some have streams, which are counted
+    /// at their beginning. Absent if each is counted at its end.
     pub opened: Option<u64>,
-    /// The number that ended, by class of status: without one, 1xx to 5xx.
+    /// The number completed, by class of status: no response, 1xx to 5xx.
     pub classes: [u64; CLASSES],
-    /// How many of them failed; never more than there were.
+    /// The number of failures; never more than the total.
     pub failed: u64,
-    /// Why, for those that have a reason; none stands for reasons that only a newer proxy knows.
+    /// The failures by reason; `None` for reasons that only a newer proxy has.
     pub reasons: Vec<(Option<Reason>, u64)>,
     /// Bytes of bodies received from clients.
     pub bytes_in: u64,
     /// Bytes of bodies sent to clients.
     pub bytes_out: u64,
-    /// How long they took, by number of bucket, ascending.
+    /// The durations, by histogram bucket, ascending.
     pub durations: Vec<(u8, u64)>,
 }
 
 impl TrafficSeries {
-    /// The number of requests that ended or began a stream, or of TCP connections that were opened or rejected. One that began
-    /// earlier and has failed since counts as one more, so that no more fail than there are.
+    /// The number of requests that completed or began a stream, or of TCP connections that were opened or
+    /// rejected. One that began earlier and has failed since counts as one more, so that failures never exceed
+    /// the total.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.opened.map_or_else(|| self.ended(), |opened| opened.max(self.failed))
     }
 
-    /// The number of requests and TCP connections that ended.
+    /// The number of completed requests and TCP connections.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 }
 
-/// Where requests went, as seen from the workload.
+/// The direction of requests, relative to the workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
-    /// To it.
+    /// To the workload.
     Inbound,
-    /// From it.
+    /// From the workload.
     Outbound,
 }
 
@@ -142,9 +143,8 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
     }
 }
 
-/// What a proxy told. Series that are not understood, or more than there may be, are counted as
-/// folded: a proxy of a newer release may tell what this one cannot read, and figures are no reason
-/// to end a stream.
+/// Parses a report. Invalid series, and those over the limit, are counted as overflow: a newer proxy may report
+/// labels unknown to this release, and statistics are no reason to end a stream.
 pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
     let told = wire.series.len().saturating_add(wire.rules.len());
     let read = |(index, series)| {
@@ -167,7 +167,7 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
     }
 }
 
-/// A rule of a kind that only a newer proxy knows is left out.
+/// Parses a rule; the caller skips a kind that only a newer proxy has.
 fn rule_from_wire(wire: proto::RuleHits) -> Result<RuleHits, Invalid> {
     if wire.rule.len() > RULE_BYTES_MAX {
         return Err(Invalid::new("rule", format!("is longer than {RULE_BYTES_MAX} bytes")));
@@ -243,26 +243,26 @@ fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, Invalid> {
     Ok(durations)
 }
 
-/// How many series one message carries: with the longest names, every bucket and every reason it
-/// stays below what a proxy may say at once. Usual ones have 150 bytes.
+/// The maximum number of series in a message: with the longest names, every bucket and every reason it stays
+/// below the size limit of a proxy's message. Typical series have 150 bytes.
 pub const SERIES_MAX: usize = 128;
 
-/// How many rules one message carries.
+/// The maximum number of rules in a message.
 pub const RULES_MAX: usize = 128;
 
-/// No name of a rule is longer.
+/// The maximum length of a rule's name.
 const RULE_BYTES_MAX: usize = 253;
 
-/// The least time between two of these messages, whatever a control plane asks for.
+/// The minimum report interval, regardless of the control plane's request.
 pub const REPORT_EVERY_MIN: Duration = Duration::from_secs(1);
 
 /// No response, and five classes of status.
 pub const CLASSES: usize = 6;
 
-/// More than the closed list of reasons has.
+/// More than the number of reasons.
 const REASONS_MAX: usize = 64;
 
-/// As many as a histogram of durations has.
+/// The number of buckets of a duration histogram.
 const BUCKETS: usize = 240;
 
 #[cfg(test)]

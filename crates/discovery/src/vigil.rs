@@ -1,10 +1,10 @@
-//! Signs of life: when to send one, and when their absence means that the peer is gone.
+//! Keepalive of a stream: the time of the next ping, and of the silence that ends the stream.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When a stream last carried something in each direction.
+/// The times of the last message in each direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Vigil {
     heard: Instant,
@@ -24,20 +24,20 @@ impl Vigil {
         self.spoke = now;
     }
 
-    /// When a ping is due, if nothing else is said before.
+    /// The time of the next ping, if no other message is sent before.
     pub(crate) fn ping_at(&self) -> Instant {
         self.spoke + PING_AFTER
     }
 
-    /// When the peer is taken for dead, if nothing is heard before.
+    /// The time at which the peer is considered dead, if no message arrives before.
     pub(crate) fn silent_at(&self) -> Instant {
         self.heard + SILENCE_MAX
     }
 }
 
-/// A third of the silence: two pings may be late.
+/// A third of the maximum silence: two pings may be late.
 pub(crate) const PING_AFTER: Duration = Duration::from_secs(20);
 
-/// How long a peer may be silent. A broken connection is usually noticed at once; this is for
-/// machines that vanish.
+/// The maximum silence of a peer. A broken connection is usually noticed at once; this covers machines that
+/// vanish.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);

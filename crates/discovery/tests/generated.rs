@@ -1,8 +1,8 @@
-//! The committed `src/proto.rs` is what `discovery.proto` says.
+//! Test that the committed `src/proto.rs` matches `discovery.proto`.
 
 use std::path::Path;
 
-/// `UPDATE_EXPECT=1 cargo test -p leno-discovery --test generated` writes the file anew.
+/// `UPDATE_EXPECT=1 cargo test -p leno-discovery --test generated` regenerates the file.
 #[test]
 fn generated_code_is_up_to_date() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
@@ -12,7 +12,7 @@ fn generated_code_is_up_to_date() {
     let generated = prost_build::Config::new()
         .bytes([".leno.discovery.v1.Upsert.content"])
         .disable_comments(["."])
-        // They hold secrets.
+        // These contain secrets.
         .skip_debug([".leno.discovery.v1.JoinRequest", ".leno.discovery.v1.GatewayCertificate"])
         .generate(requests)
         .unwrap()

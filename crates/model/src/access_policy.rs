@@ -1,4 +1,4 @@
-//! Access policies: allow and deny rules on who calls, what is asked, and at which port.
+//! Access policies: allow and deny rules by caller, request and port.
 
 use std::fmt;
 
@@ -13,21 +13,21 @@ use crate::route::RequestMatch;
 pub struct AccessPolicy {
     /// Its name.
     pub name: PolicyName,
-    /// The accounts whose workloads it is about; all of the namespace when empty.
+    /// The accounts of the selected workloads; the whole namespace when empty.
     pub accounts: Vec<Name>,
-    /// Its rules, in the order of the document, those that deny first.
+    /// Its rules in document order, deny rules first.
     pub rules: Vec<PolicyRule>,
 }
 
 impl AccessPolicy {
-    /// Whether it is about workloads under this account.
+    /// True if the policy selects workloads under this account.
     #[must_use]
     pub fn is_about(&self, account: &ServiceAccount) -> bool {
         account.namespace == self.name.namespace
             && (self.accounts.is_empty() || self.accounts.contains(&account.name))
     }
 
-    /// Whether a rule allows something to this account.
+    /// True if a rule allows any traffic from this account.
     #[must_use]
     pub fn allows_something_to(&self, account: &ServiceAccount) -> bool {
         let mut allowing = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
@@ -35,43 +35,43 @@ impl AccessPolicy {
     }
 }
 
-/// What decides about who may come in, beside [`Access`](crate::Access).
+/// The rules that authorize inbound traffic, in addition to [`Access`](crate::Access).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct InboundPolicy {
-    /// Whom policies deny is let in, counted and told.
+    /// True in audit mode: denied traffic is allowed, counted and reported.
     pub is_audited: bool,
-    /// The rules of access policies; those that deny come before everything else.
+    /// The rules of access policies; deny rules take precedence over everything else.
     pub rules: Vec<PolicyRule>,
 }
 
-/// One rule of an [`AccessPolicy`]; all its parts must hold.
+/// One rule of an [`AccessPolicy`]; all its conditions must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PolicyRule {
-    /// The policy that it came from.
+    /// The policy that contains the rule.
     pub policy: PolicyName,
-    /// Its own name, or its place in the document, such as `deny[0]`.
+    /// Its own name, or its index in the document, such as `deny[0]`.
     pub name: String,
-    /// What it does.
+    /// Its effect.
     pub action: PolicyAction,
-    /// Who calls, any of these. Everybody when empty: to allow, every member of the mesh; to deny,
-    /// also who proved no identity.
+    /// Matching callers, any of these. When empty, an allow rule matches every member of the mesh, and a deny
+    /// rule matches every caller, including unauthenticated ones.
     pub peers: Vec<PeerMatch>,
-    /// What is asked, any of these. When empty everything: requests, and opaque bytes as well.
+    /// Matching requests, any of these. When empty, all requests and opaque bytes match.
     pub requests: Vec<RequestMatch>,
-    /// What the token of the request must say, each of these; nothing when empty.
+    /// Required claims of the request's token, all of these; none when empty.
     pub claims: Vec<ClaimMatch>,
-    /// The ports of the workload that it is about.
+    /// The ports of the workload that the rule applies to.
     pub ports: PortSet,
 }
 
 impl PolicyRule {
-    /// Whether it is about some requests only: then it is about no bytes.
+    /// True if the rule matches by request; such a rule never matches opaque bytes.
     #[must_use]
     pub fn is_about_requests(&self) -> bool {
         !self.requests.is_empty() || !self.claims.is_empty()
     }
 
-    /// Whether it is about this caller; `None` is one that proved no identity.
+    /// True if the rule matches this caller; `None` is an unauthenticated caller.
     #[must_use]
     pub fn names(&self, caller: Option<&ServiceAccount>) -> bool {
         match caller {
@@ -83,12 +83,12 @@ impl PolicyRule {
     }
 }
 
-/// What a rule does.
+/// The effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyAction {
-    /// What fits is denied, whatever else allows it.
+    /// Denies matching traffic, even if another rule allows it.
     Deny,
-    /// What fits is allowed, unless something denies it.
+    /// Allows matching traffic, unless another rule denies it.
     Allow,
 }
 
@@ -103,7 +103,7 @@ impl PolicyAction {
     }
 }
 
-/// Accounts that a rule names; both parts must hold.
+/// A match on accounts; both parts must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PeerMatch {
     /// The namespace of the account.
@@ -113,7 +113,7 @@ pub struct PeerMatch {
 }
 
 impl PeerMatch {
-    /// Whether it names this account.
+    /// True if the account matches.
     #[must_use]
     pub fn fits(&self, account: &ServiceAccount) -> bool {
         self.namespace.fits(account.namespace.as_str()) && self.account.fits(account.name.as_str())
@@ -127,15 +127,15 @@ impl fmt::Display for PeerMatch {
     }
 }
 
-/// A name in which each `*` stands for any characters, none as well.
+/// A name in which each `*` matches any number of characters, including none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NamePattern(String);
 
 impl NamePattern {
-    /// Checks and keeps a pattern.
+    /// Validates a pattern.
     ///
     /// # Errors
-    /// [`InvalidNamePattern`] when it has other characters than names have, beside `*`.
+    /// [`InvalidNamePattern`] if it has characters other than those of names and `*`.
     pub fn new(text: &str) -> Result<Self, InvalidNamePattern> {
         let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.*".contains(&b);
         match !text.is_empty() && text.len() <= PATTERN_BYTES_MAX && text.bytes().all(fits) {
@@ -146,7 +146,7 @@ impl NamePattern {
         }
     }
 
-    /// Whether a name fits.
+    /// True if the name matches.
     #[must_use]
     pub fn fits(&self, name: &str) -> bool {
         let mut parts = self.0.split('*');
@@ -157,7 +157,7 @@ impl NamePattern {
         let Some(last) = parts.next_back() else {
             return rest.is_empty();
         };
-        // The first place of each part leaves the most for those after it.
+        // The leftmost match of each part leaves the most text for the parts after it.
         for part in parts {
             match rest.find(part) {
                 Some(at) => rest = rest.get(at + part.len()..).unwrap_or_default(),
@@ -167,13 +167,13 @@ impl NamePattern {
         rest.ends_with(last)
     }
 
-    /// Whether it stands for one name only.
+    /// True if the pattern matches one name only.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         !self.0.contains('*')
     }
 
-    /// As it was written.
+    /// The text as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -192,11 +192,11 @@ impl fmt::Display for NamePattern {
     }
 }
 
-/// A text that cannot be a pattern of names.
+/// A text that is not a valid name pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a pattern of names: use lower-case letters, digits, `-`, `.` and `*`")]
 pub struct InvalidNamePattern {
-    /// What was given, cut to 253 characters.
+    /// The text, truncated to 253 characters.
     pub text: String,
 }
 

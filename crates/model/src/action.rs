@@ -1,4 +1,4 @@
-//! Actions: what a rule of a route does to requests and answers, beside choosing a backend.
+//! Actions that a route rule applies to requests and responses, besides its choice of a backend.
 
 use std::time::Duration;
 
@@ -7,85 +7,84 @@ use crate::name::Name;
 use crate::persistence::Persistence;
 use crate::route::WeightedBackend;
 
-/// What a rule does beside choosing a backend. The default does nothing.
+/// The actions of a rule, besides its choice of a backend. The default does nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RuleActions {
-    /// Edits of the headers of requests, before they are sent on.
+    /// Edits of request headers, applied before the request is forwarded.
     pub request_headers: HeaderEdits,
-    /// Edits of the headers of answers, before clients get them.
+    /// Edits of response headers, applied before the client gets the response.
     pub response_headers: HeaderEdits,
-    /// Requests are answered with a redirection and go nowhere; then there are no backends.
+    /// Answers requests with a redirect instead of forwarding them; the rule then has no backends.
     pub redirect: Option<Redirect>,
-    /// What becomes of the host and path of requests.
+    /// Rewrites of host and path.
     pub rewrite: Option<UrlRewrite>,
-    /// How long one attempt at one endpoint may take; no limit of its own when absent.
+    /// The timeout of one attempt at one endpoint; none of its own when absent.
     pub attempt_timeout: Option<Duration>,
-    /// When requests are sent once more; only what never left is, when absent.
+    /// The retry rule; when absent, only requests that were never sent are retried.
     pub retry: Option<RetryRule>,
-    /// The weight of backends in other namespaces that no grant permits: their share of requests is
-    /// answered 500.
+    /// The weight of backends in other namespaces that no grant permits: their share of requests gets a 500.
     pub ungranted_weight: u32,
-    /// Services that get a copy of requests; the weight of each is its share of them, in millionths.
+    /// Services that get a copy of requests; the weight of each is its share, in millionths.
     pub mirrors: Vec<WeightedBackend>,
-    /// What pages of other origins may; nothing is said about it when absent.
+    /// The CORS policy; when absent, CORS headers are left to the application.
     pub cors: Option<Cors>,
-    /// Requests of one client keep to one endpoint; each goes to any when absent.
+    /// Session persistence; when absent, each request may go to any endpoint.
     pub persistence: Option<Persistence>,
 }
 
 impl RuleActions {
-    /// The most copies of one request.
+    /// The maximum number of copies of one request.
     pub const MIRRORS_MAX: usize = 4;
 }
 
-/// When a request is sent once more, within the retry budget of the service.
+/// The conditions of retries, within the retry budget of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RetryRule {
-    /// The statuses of answers that the client does not get while there are attempts left; from 400
-    /// to 599, in order.
+    /// The response statuses that are retried while attempts are left; from 400 to 599, in order.
     pub codes: Vec<u16>,
-    /// How often at most, after the first attempt; 0 is never, [`RetryRule::ATTEMPTS_MAX`] the most.
+    /// The maximum number of retries after the first attempt, 0 to [`RetryRule::ATTEMPTS_MAX`]; 0 disables
+    /// retries.
     pub attempts: u8,
-    /// How long to wait before the first retry; it grows from there.
+    /// The delay before the first retry; it grows from there.
     pub backoff: Duration,
 }
 
 impl RetryRule {
-    /// The most retries that a rule may ask for: each multiplies the load of a service in trouble.
+    /// The maximum number of retries of a rule: each retry multiplies the load of an overloaded service.
     pub const ATTEMPTS_MAX: u8 = 10;
-    /// The statuses that a rule may name.
+    /// The valid statuses of a rule.
     pub const CODES: std::ops::RangeInclusive<u16> = 400..=599;
 }
 
-/// Edits of headers. Names are lower case; each is there once in all three lists, and none concerns
-/// one connection or the framing of a message.
+/// Edits of headers. Names are in lower case; each occurs once across all three lists, and none is a hop-by-hop
+/// or framing header.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct HeaderEdits {
-    /// These replace what was received under their names.
+    /// Headers that replace those received with the same name.
     pub set: Vec<Header>,
-    /// These are added to what is there.
+    /// Headers that are appended.
     pub add: Vec<Header>,
-    /// What was received under these names goes no further.
+    /// The names of received headers that are removed.
     pub remove: Vec<String>,
 }
 
 impl HeaderEdits {
-    /// Whether nothing is edited.
+    /// True if there are no edits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.set.is_empty() && self.add.is_empty() && self.remove.is_empty()
     }
 
-    /// Whether the name of a header, in lower case, may be edited by a rule.
+    /// True if a rule may edit the header of this lower-case name.
     ///
-    /// Not the ones that concern one connection or say where a message ends (RFC 9110 §7.6.1,
-    /// RFC 9112 §6): with those a rule would break the message. Nor `host`, which a rewrite sets.
+    /// Hop-by-hop and framing headers are excluded (RFC 9110 §7.6.1, RFC 9112 §6), because edits of them would
+    /// break the message. So is `host`, which a rewrite sets.
     #[must_use]
     pub fn may_edit(name: &str) -> bool {
         !UNTOUCHABLE.contains(&name)
     }
 
-    /// Whether a text can be the name of a header: a token (RFC 9110 §5.6.2) in lower case.
+    /// True for a valid header name: a token (RFC 9110 §5.6.2) in lower case.
     #[must_use]
     pub fn is_name(name: &str) -> bool {
         let token =
@@ -93,8 +92,8 @@ impl HeaderEdits {
         !name.is_empty() && name.bytes().all(token)
     }
 
-    /// Whether a text can be the value of a header: no control characters but tabs, no white
-    /// space around it (RFC 9110 §5.5).
+    /// True for a valid header value: no control characters except tabs, no white space around it (RFC 9110
+    /// §5.5).
     #[must_use]
     pub fn is_value(value: &str) -> bool {
         value.bytes().all(|b| b == b'\t' || !b.is_ascii_control())
@@ -102,15 +101,15 @@ impl HeaderEdits {
     }
 }
 
-/// Edits of the requests that go to one backend of a rule, after those of the rule, and of its
-/// answers, before those of the rule.
+/// Header edits and rewrites for one backend of a rule. Request edits apply after those of the rule, response
+/// edits before them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct BackendEdits {
-    /// Edits of the headers of requests.
+    /// Edits of request headers.
     pub request_headers: HeaderEdits,
-    /// Edits of the headers of answers.
+    /// Edits of response headers.
     pub response_headers: HeaderEdits,
-    /// What becomes of host and path, instead of what the rule says of each.
+    /// Rewrites of host and path; each overrides that of the rule.
     pub rewrite: Option<UrlRewrite>,
 }
 
@@ -123,7 +122,7 @@ pub struct Header {
     pub value: String,
 }
 
-/// An answer that sends the client elsewhere. What is absent stays as the request had it.
+/// A redirect response. Absent parts stay as in the request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Redirect {
     /// Another scheme.
@@ -132,14 +131,14 @@ pub struct Redirect {
     pub hostname: Option<Name>,
     /// Another path.
     pub path: Option<PathEdit>,
-    /// Another port. When absent it is that of `scheme`, and without one that of the service.
+    /// Another port. When absent, the default port of `scheme`; without a scheme, the port of the service.
     pub port: Option<u16>,
     /// 301, 302, 303, 307 or 308.
     pub status: u16,
 }
 
 impl Redirect {
-    /// The statuses that a redirection may have.
+    /// The valid statuses of a redirect.
     pub const STATUSES: [u16; 5] = [301, 302, 303, 307, 308];
 }
 
@@ -153,7 +152,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// The word in a URL.
+    /// The scheme as written in a URL.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -162,7 +161,7 @@ impl Scheme {
         }
     }
 
-    /// The port that goes without saying (RFC 9110 §4.2).
+    /// The default port of the scheme (RFC 9110 §4.2).
     #[must_use]
     pub const fn port(self) -> u16 {
         match self {
@@ -172,28 +171,27 @@ impl Scheme {
     }
 }
 
-/// What becomes of the host and path of a request. What is absent stays as it was.
+/// A rewrite of the host and path of a request. Absent parts stay unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct UrlRewrite {
-    /// The host that the request is for, from there on.
+    /// The new host of the request.
     pub hostname: Option<Name>,
     /// Another path.
     pub path: Option<PathEdit>,
 }
 
-/// What becomes of a path. The query stays.
+/// An edit of a path. The query stays unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PathEdit {
-    /// The whole path is this one.
+    /// Replaces the whole path.
     Full(String),
-    /// In place of the prefix that the rule's only match names, this one. It begins with `/`, or
-    /// is empty.
+    /// Replaces the prefix that the rule's only match names. The new prefix begins with `/`, or is empty.
     Prefix(String),
 }
 
 impl PathEdit {
-    /// Whether a text can be the path that a rule puts in place of another: it begins with `/`,
-    /// and has neither a query nor what would end it.
+    /// True for a valid replacement path: it begins with `/` and has no query, fragment or other character that
+    /// ends a path.
     #[must_use]
     pub fn is_path(text: &str) -> bool {
         text.starts_with('/')

@@ -1,8 +1,8 @@
-//! Classes of IP addresses: public, private, loopback and special, also where IPv6 embeds IPv4.
+//! Classes of IP addresses: public, private, loopback and special, including IPv4 embedded in IPv6.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The class of an address. The order is the order of harm that a request to it can do.
+/// The class of an address, ordered by the harm that a request to it can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressClass {
     /// An address of the internet.
@@ -82,7 +82,7 @@ fn of_v6(address: Ipv6Addr) -> AddressClass {
     }
 }
 
-/// The IPv4 address that an IPv6 address leads to or is made of.
+/// The IPv4 address embedded in an IPv6 address.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, high, low] = address.segments();
     let last = u32::from(high) << 16 | u32::from(low);
@@ -104,8 +104,8 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(bits))
 }
 
-/// The services of clouds that give machines their credentials: Alibaba, Azure, Oracle. Those of the others
-/// are link-local.
+/// Metadata services that issue credentials to machines: Alibaba, Azure, Oracle. Those of other clouds are
+/// link-local.
 const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200),
     Ipv4Addr::new(168, 63, 129, 16),

@@ -1,81 +1,80 @@
-//! Load balancing: by which rule an endpoint is chosen.
+//! Load balancing policies of service ports.
 
 use std::time::Duration;
 
 use crate::service_policy::ServicePolicyName;
 
-/// How an endpoint of a port is chosen, and who said so.
+/// The load balancing of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Balancing {
     /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// Its setting.
     pub rule: LoadBalancing,
 }
 
-/// How an endpoint is chosen.
+/// The load balancing settings of a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LoadBalancing {
-    /// By which algorithm.
+    /// The algorithm.
     pub algorithm: BalanceAlgorithm,
-    /// How endpoints that are new get their full share; at once when absent. Never beside an
-    /// algorithm that hashes.
+    /// Slow start of new endpoints; they get their full share at once when absent. Never combined with a
+    /// hash-based algorithm.
     pub warm_up: Option<WarmUp>,
 }
 
-/// An algorithm that chooses endpoints.
+/// A load balancing algorithm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum BalanceAlgorithm {
-    /// The one with the least of requests under way times how long it takes to answer, of so many
-    /// that are drawn: 2 to [`LoadBalancing::CHOICES_MAX`]. With two, what is done where no policy
-    /// says anything.
+    /// Draws `choices` endpoints, 2 to [`LoadBalancing::CHOICES_MAX`], and selects the one with the lowest
+    /// product of requests in progress and response latency. The default, with two choices.
     PeakEwma {
-        /// How many are drawn.
+        /// The number of endpoints drawn.
         choices: u8,
     },
-    /// The one with the fewest requests under way, of so many that are drawn: 2 to
-    /// [`LoadBalancing::CHOICES_MAX`].
+    /// Draws `choices` endpoints, 2 to [`LoadBalancing::CHOICES_MAX`], and selects the one with the fewest
+    /// requests in progress.
     LeastRequest {
-        /// How many are drawn.
+        /// The number of endpoints drawn.
         choices: u8,
     },
-    /// One after the other.
+    /// Round robin.
     RoundRobin,
-    /// Any.
+    /// Uniformly random.
     Random,
-    /// The first on a ring after the hash of a key.
+    /// The first endpoint on a hash ring after the hash of the key.
     RingHash(HashKey),
-    /// The one that the key's place in a table belongs to.
+    /// The endpoint that a Maglev table has for the hash of the key.
     Maglev(HashKey),
 }
 
-/// What is hashed.
+/// The input of the hash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum HashKey {
     /// The value of this header, in lower case; `:authority` is the host.
     Header(String),
     /// The value of this cookie.
     Cookie(String),
-    /// The workload that calls: each keeps to one endpoint.
+    /// The calling workload: each workload uses one endpoint.
     Source,
 }
 
-/// How an endpoint that is new gets its full share.
+/// The slow start of a new endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WarmUp {
-    /// How long it takes.
+    /// The duration of slow start.
     pub time: Duration,
-    /// With how much of its share it begins, percent, 1 to 100.
+    /// The initial share, percent, 1 to 100.
     pub percent_min: u8,
 }
 
 impl LoadBalancing {
-    /// The most endpoints that are compared.
+    /// The maximum number of endpoints compared.
     pub const CHOICES_MAX: u8 = 16;
 }
 
 impl BalanceAlgorithm {
-    /// What it hashes, if it does.
+    /// The hash key of a hash-based algorithm.
     #[must_use]
     pub fn key(&self) -> Option<&HashKey> {
         match self {

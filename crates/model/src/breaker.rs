@@ -1,69 +1,69 @@
-//! Circuit breaking: how much may be under way to a port, and when nothing is sent for a while.
+//! Circuit breakers: limits on concurrent traffic to a port, and the conditions that open its circuit.
 
 use std::time::Duration;
 
 use crate::action::Header;
 use crate::service_policy::{FailureClasses, ServicePolicyName};
 
-/// The circuit breaker of a port, and who said so.
+/// The circuit breaker of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Breaker {
     /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// Its setting.
     pub rule: CircuitBreaker,
 }
 
-/// How much may be under way to a port, and when nothing is sent for a while.
+/// A circuit breaker: concurrency limits of a port, and the conditions that open its circuit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct CircuitBreaker {
-    /// How much may be under way, for the whole sidecar.
+    /// The concurrency limits, for the whole sidecar.
     pub limits: CircuitLimits,
-    /// When the circuit opens; never when absent.
+    /// The conditions that open the circuit; it never opens when absent.
     pub trip: Option<Trip>,
-    /// What is answered while the circuit is open.
+    /// The response while the circuit is open.
     pub answer: FixedAnswer,
-    /// How long connecting to an endpoint may take; as long as for all when absent.
+    /// The connect timeout of an endpoint; the general one when absent.
     pub connect_timeout: Option<Duration>,
 }
 
-/// How much may be under way to a port; no limit when absent.
+/// The concurrency limits of a port; unlimited when absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CircuitLimits {
-    /// Opaque connections. Requests share a link, which this does not bound.
+    /// Opaque connections. The links that requests share are not limited.
     pub connections: Option<u32>,
-    /// Requests, each attempt for itself.
+    /// Requests in progress; each attempt counts.
     pub requests: Option<u32>,
     /// Requests that wait for a connection.
     pub pending: Option<u32>,
-    /// Requests that are being sent once more.
+    /// Retries in progress.
     pub retries: Option<u32>,
 }
 
-/// When a circuit opens, and how it closes again.
+/// The conditions that open a circuit, and those that close it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Trip {
-    /// What counts as a failure; never empty.
+    /// The responses that count as failures; never empty.
     pub failures: FailureClasses,
-    /// How far back it looks.
+    /// The length of the sliding window.
     pub window: Duration,
-    /// Into how many steps the window is divided.
+    /// The number of buckets of the window.
     pub steps: u8,
-    /// Fewer requests in the window prove nothing.
+    /// The minimum number of requests in the window; with fewer the circuit does not open.
     pub requests_min: u32,
-    /// Opens when so many requests in the window failed.
+    /// Opens at this many failed requests in the window.
     pub failed: TooMany,
-    /// Opens after so many failures in a row; not when absent.
+    /// Opens after this many consecutive failures; disabled when absent.
     pub consecutive: Option<u32>,
-    /// Opens when too many requests in the window were slow; not when absent.
+    /// Opens at too many slow requests in the window; disabled when absent.
     pub slow: Option<Slow>,
-    /// How long it stays open.
+    /// The time that the circuit stays open.
     pub open_for: Duration,
-    /// How many requests are let through then, and must succeed before it closes.
+    /// The number of half-open requests that are allowed then, and must all succeed before the circuit closes.
     pub probes: u32,
 }
 
-/// How many are too many: either is enough.
+/// A threshold; reaching either limit is enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct TooMany {
     /// A share of the requests, in millionths, at least 1.
@@ -72,29 +72,29 @@ pub struct TooMany {
     pub number: Option<u32>,
 }
 
-/// When a request is slow, and how many slow ones are too many.
+/// The threshold of slow requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slow {
-    /// It took as long as this, or longer.
+    /// The minimum duration of a slow request.
     pub from: Duration,
-    /// So many are too many.
+    /// The threshold of slow requests.
     pub too_many: TooMany,
 }
 
-/// What is answered in place of an upstream.
+/// A response that replaces the upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct FixedAnswer {
     /// The status; that of the reason when absent.
     pub status: Option<u16>,
     /// The body; a sentence about the reason when absent.
     pub body: Option<String>,
-    /// Headers beside those of every answer; their names are in lower case.
+    /// Additional response headers; their names are in lower case.
     pub headers: Vec<Header>,
 }
 
 impl FixedAnswer {
-    /// Whether an answer of a policy may have this status: a final one, and with a body (RFC 9110
-    /// §15.3.5, §15.3.6, §15.4.5).
+    /// True for a valid status of a fixed response: a final one with a body (RFC 9110 §15.3.5, §15.3.6,
+    /// §15.4.5).
     #[must_use]
     pub const fn may_have(status: u16) -> bool {
         matches!(status, 200..=599) && !matches!(status, 204 | 205 | 304)

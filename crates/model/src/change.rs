@@ -1,4 +1,4 @@
-//! A change: one fact that a registry added, replaced or removed.
+//! Changes of the mesh: facts that a registry added, replaced or removed.
 
 use std::fmt;
 
@@ -27,24 +27,24 @@ use crate::workload::Workload;
 /// One fact that a registry added, replaced or removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The object is now so.
+    /// The object was added or replaced.
     Upsert(Object),
-    /// The object is gone.
+    /// The object was removed.
     Remove(ObjectKey),
 }
 
-/// A fact about the mesh, in its author's terms.
+/// One object of the mesh, as its author wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
     /// An instance of an application.
     Workload(Workload),
-    /// What clients call.
+    /// A destination of clients.
     Service(Service),
     /// Settings of the whole mesh.
     MeshConfig(MeshConfig),
     /// A Gateway API route.
     HttpRoute(HttpRoute),
-    /// A Gateway API route of sessions that applications encrypt.
+    /// A Gateway API route for TLS passthrough.
     TlsRoute(TlsRoute),
     /// An SMI access policy.
     TrafficTarget(TrafficTarget),
@@ -54,36 +54,36 @@ pub enum Object {
     TcpRoute(TcpRoute),
     /// A Gateway API route for gRPC.
     GrpcRoute(HttpRoute),
-    /// How requests to some services are treated.
+    /// A traffic policy of some services.
     ServicePolicy(ServicePolicy),
     /// Tag rules.
     TagRoute(TagRoute),
     /// Tag rules as Sermant publishes them.
     SermantRouteRule(SermantRouteRule),
-    /// Marks at the entrance of a service.
+    /// Request marks at the first service of a lane.
     Lane(Lane),
     /// A Gateway API grant.
     ReferenceGrant(ReferenceGrant),
     /// Allow and deny rules.
     AccessPolicy(AccessPolicy),
-    /// SMI shares.
+    /// SMI traffic shares.
     TrafficSplit(TrafficSplit),
-    /// A Gateway API route of connections.
+    /// A Gateway API route for TCP connections.
     GatewayTcpRoute(GatewayTcpRoute),
-    /// What the proxies of a gateway serve.
+    /// The configuration of a gateway's proxies.
     Gateway(Gateway),
-    /// Ports that are opened to clients outside the mesh.
+    /// Ingress rules for clients outside the mesh.
     Ingress(IngressPolicy),
-    /// What some accounts reach outside the mesh.
+    /// Egress rules for some accounts.
     Egress(EgressPolicy),
-    /// Whose requests are sent once more.
+    /// Retry rules for the requests of some accounts.
     Retry(RetryPolicy),
-    /// A certificate for a client outside the mesh.
+    /// A certificate for an external client.
     AccessCert(AccessCert),
 }
 
 impl Object {
-    /// Says when a route was made, in seconds since 1970; other objects do not tell.
+    /// Sets the creation time of a route, in seconds since 1970; ignored for other objects.
     pub fn set_created(&mut self, seconds: i64) {
         match self {
             Self::HttpRoute(route) | Self::GrpcRoute(route) => route.created = seconds,
@@ -96,7 +96,7 @@ impl Object {
             Self::TrafficSplit(split) => split.created = seconds,
             Self::Ingress(policy) => policy.created = seconds,
             Self::Retry(policy) => policy.created = seconds,
-            // Of one key there is one; others of these kinds add up, or are found by name alone.
+            // These kinds do not depend on age: each object is unique by key, or is combined with its peers.
             Self::Workload(_)
             | Self::Service(_)
             | Self::MeshConfig(_)
@@ -111,7 +111,7 @@ impl Object {
         }
     }
 
-    /// What identifies the object across changes.
+    /// The identity of the object across changes.
     #[must_use]
     pub fn key(&self) -> ObjectKey {
         match self {
@@ -141,18 +141,18 @@ impl Object {
     }
 }
 
-/// What identifies an object: its kind and its name.
+/// The identity of an object: its kind and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKey {
     /// A workload.
     Workload(WorkloadName),
     /// A service.
     Service(ServiceName),
-    /// The settings of the mesh; there is one.
+    /// The mesh settings, a singleton.
     MeshConfig,
     /// A Gateway API route.
     HttpRoute(RouteName),
-    /// A Gateway API route of sessions that applications encrypt.
+    /// A Gateway API route for TLS passthrough.
     TlsRoute(RouteName),
     /// An SMI access policy.
     TrafficTarget(PolicyName),
@@ -162,35 +162,35 @@ pub enum ObjectKey {
     TcpRoute(TcpRouteName),
     /// A Gateway API route for gRPC.
     GrpcRoute(RouteName),
-    /// How requests to some services are treated.
+    /// A traffic policy of some services.
     ServicePolicy(ServicePolicyName),
     /// Tag rules.
     TagRoute(TagRouteName),
     /// Tag rules as Sermant publishes them.
     SermantRouteRule(TagRouteName),
-    /// Marks at the entrance of a service.
+    /// Request marks at the first service of a lane.
     Lane(TagRouteName),
     /// A Gateway API grant.
     ReferenceGrant(GrantName),
     /// Allow and deny rules.
     AccessPolicy(PolicyName),
-    /// SMI shares.
+    /// SMI traffic shares.
     TrafficSplit(RouteName),
-    /// A Gateway API route of connections.
+    /// A Gateway API route for TCP connections.
     GatewayTcpRoute(RouteName),
     /// A gateway.
     Gateway(GatewayName),
-    /// Ports that are opened to clients outside the mesh.
+    /// Ingress rules for clients outside the mesh.
     Ingress(IngressName),
-    /// What some accounts reach outside the mesh.
+    /// Egress rules for some accounts.
     Egress(PolicyName),
-    /// Whose requests are sent once more.
+    /// Retry rules for the requests of some accounts.
     Retry(PolicyName),
-    /// A certificate for a client outside the mesh.
+    /// A certificate for an external client.
     AccessCert(PolicyName),
 }
 
-/// `Kind namespace/name`, as operators write it.
+/// Formats as `Kind namespace/name`.
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

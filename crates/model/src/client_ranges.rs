@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::ip_range::IpRange;
 
-/// Clients by their addresses.
+/// Allowed clients, by address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ClientRanges {
     /// No client.
@@ -20,10 +20,10 @@ pub enum ClientRanges {
 }
 
 impl ClientRanges {
-    /// The most ranges of a list.
+    /// The maximum number of ranges.
     pub const RANGES_MAX: usize = 64;
 
-    /// True for a client with an address of the list.
+    /// True if the client's address is in the list.
     #[must_use]
     pub fn contains(&self, client: IpAddr) -> bool {
         match self {
@@ -34,7 +34,7 @@ impl ClientRanges {
     }
 }
 
-/// `none`, `any`, or ranges and addresses with commas between them.
+/// Parses `none`, `any`, or comma-separated ranges and addresses.
 impl FromStr for ClientRanges {
     type Err = String;
 

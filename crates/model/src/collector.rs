@@ -1,44 +1,44 @@
-//! Collectors: where spans, metrics and lines of the access log are sent, and what is spoken there.
+//! Collectors: servers that receive spans, metrics and access log lines, and their protocols.
 
 use std::fmt;
 
 use crate::server::{InvalidEndpoint, Server};
 
-/// Where something is told, and what is spoken there.
+/// A collector's endpoint and protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collector {
-    /// What is spoken.
+    /// The protocol.
     pub protocol: CollectorProtocol,
-    /// Where it listens.
+    /// The address.
     pub server: Server,
-    /// The path that is posted to.
+    /// The path of the POST requests.
     pub path: String,
 }
 
-/// What a collector speaks.
+/// The protocol of a collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CollectorProtocol {
-    /// OTLP in HTTP, as protobuf.
+    /// OTLP over HTTP, as protobuf.
     OtlpHttp,
-    /// OTLP in gRPC.
+    /// OTLP over gRPC.
     OtlpGrpc,
-    /// JSON of Zipkin's second version.
+    /// Zipkin v2 JSON.
     Zipkin,
 }
 
-/// What is told, by OpenTelemetry's word for it.
+/// A kind of telemetry, by OpenTelemetry's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Signal {
     /// Spans.
     Traces,
-    /// What is counted.
+    /// Metrics.
     Metrics,
-    /// Lines of the access log.
+    /// Access log lines.
     Logs,
 }
 
 impl CollectorProtocol {
-    /// Where it is posted to, unless an endpoint says otherwise.
+    /// The default path, if the endpoint has none.
     #[must_use]
     pub const fn path(self, signal: Signal) -> &'static str {
         match (self, signal) {
@@ -60,7 +60,7 @@ impl CollectorProtocol {
 }
 
 impl Collector {
-    /// Reads `http://HOST:PORT[/PATH]`, or the same with `https`.
+    /// Parses `http://HOST:PORT[/PATH]`, or the same with `https`.
     ///
     /// # Errors
     /// [`InvalidEndpoint`] for anything else.
@@ -82,14 +82,14 @@ impl Collector {
     }
 }
 
-/// Its URL.
+/// Formats the collector's URL.
 impl fmt::Display for Collector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.server, self.path)
     }
 }
 
-/// More than collectors have.
+/// Longer than the path of any collector in use.
 const PATH_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
             assert_eq!(over_http.path, http);
             let over_grpc = Collector::parse(signal, OtlpGrpc, "https://c:4317").unwrap();
             assert_eq!(over_grpc.path, format!("/opentelemetry.proto.collector.{grpc}/Export"));
-            // That of another signal is none of this one.
+            // The gRPC path of another signal is rejected.
             let other = Collector::parse(Signal::Traces, OtlpGrpc, &over_grpc.to_string());
             assert_eq!(other, Err(InvalidEndpoint::Path));
         }

@@ -1,29 +1,29 @@
-//! Cross-origin requests: which pages of other origins may use a service from a browser.
+//! Cross-origin resource sharing (CORS): web origins that may use a service from a browser.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 
-/// Which pages of other origins may ask what, as browsers enforce it (the Fetch standard, §3.2).
+/// The CORS policy of a route, enforced by browsers (the Fetch standard, §3.2).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Cors {
-    /// Pages of these origins may; never empty.
+    /// The allowed origins; never empty.
     pub origins: Vec<OriginPattern>,
-    /// Whether they may with cookies and credentials.
+    /// True if requests may carry cookies and credentials.
     pub credentials: bool,
-    /// With these methods, beside those that every page may use.
+    /// The allowed methods, in addition to the safelisted ones.
     pub methods: AnyOf,
-    /// With these headers, beside those that every page may send; in lower case.
+    /// The allowed request headers, in addition to the safelisted ones; in lower case.
     pub headers: AnyOf,
-    /// The headers of answers that they may read, beside those that every page may; in lower case.
+    /// The exposed response headers, in addition to the safelisted ones; in lower case.
     pub exposed: AnyOf,
-    /// How long a browser may remember the answer to its question, in seconds.
+    /// The time that a browser may cache a preflight response, in seconds.
     pub max_age_seconds: u32,
 }
 
-/// Some words, or any word.
+/// A set of words, or any word.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AnyOf {
-    /// Whatever is asked for.
+    /// Any word.
     Any,
     /// These.
     Only(Vec<String>),
@@ -35,17 +35,16 @@ impl Default for AnyOf {
     }
 }
 
-/// An origin: `scheme://host`, with `:port` unless it goes without saying; `*` is any; and a host may
-/// be `*`, which stands for any, or begin with `*.`, which stands for one or more labels.
+/// An origin: `scheme://host`, with `:port` unless it is the default; `*` matches any origin; a host may be
+/// `*`, which matches any, or begin with `*.`, which matches one or more labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OriginPattern(String);
 
 impl OriginPattern {
-    /// Checks and keeps a pattern.
+    /// Validates a pattern.
     ///
     /// # Errors
-    /// [`InvalidOrigin`] for what no browser would send, and for a `*` that would let hosts of others
-    /// in.
+    /// [`InvalidOrigin`] for an origin that no browser sends, and for a `*` that would match unrelated hosts.
     pub fn new(text: &str) -> Result<Self, InvalidOrigin> {
         let refused = |remedy: String| {
             let text = text.chars().take(ORIGIN_BYTES_MAX).collect();
@@ -56,7 +55,7 @@ impl OriginPattern {
             return Ok(Self(text.to_owned()));
         }
         let (scheme, place) = text.split_once("://").ok_or_else(invalid)?;
-        // The colons within brackets are of an address.
+        // Colons within brackets belong to an IPv6 address.
         let (host, port) = match place.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
             Some(_) | None => (place, None),
@@ -72,7 +71,7 @@ impl OriginPattern {
             Some(rest) => match rest.strip_prefix('.') {
                 Some(rest) if is_host(rest) => {}
                 None if is_host(rest) => {
-                    // Without the dot hosts of others fit that only end alike.
+                    // Without the dot, unrelated hosts with the same ending match.
                     let port = port.map(|port| format!(":{port}")).unwrap_or_default();
                     return Err(refused(format!("write `{scheme}://*.{rest}{port}`")));
                 }
@@ -82,7 +81,7 @@ impl OriginPattern {
             None => return Err(invalid()),
         }
         let Some(port) = port else { return Ok(Self(text.to_owned())) };
-        // As browsers write it: nothing stands before its first digit but what counts.
+        // As browsers write it, without a sign or leading zeros.
         let number = port.parse::<u16>().ok().filter(|number| *number > 0);
         let number = number.filter(|number| number.to_string() == port).ok_or_else(invalid)?;
         if DEFAULT_PORTS.contains(&(scheme, number)) {
@@ -91,13 +90,13 @@ impl OriginPattern {
         Ok(Self(text.to_owned()))
     }
 
-    /// Whether it stands for every origin.
+    /// True if the pattern matches every origin.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.0 == ANY
     }
 
-    /// Whether an origin, as a browser sends it, fits.
+    /// True if an origin, as a browser sends it, matches.
     #[must_use]
     pub fn fits(&self, origin: &str) -> bool {
         if self.is_any() {
@@ -110,7 +109,7 @@ impl OriginPattern {
         };
         match host.strip_prefix(ANY) {
             None => place == host,
-            // With a port in the pattern it has to be the same; without one there may be none.
+            // A pattern with a port requires the same port; a pattern without one requires none.
             Some(ending) => {
                 let has_port = |text: &str| {
                     text.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'))
@@ -122,7 +121,7 @@ impl OriginPattern {
         }
     }
 
-    /// As it was written.
+    /// The text as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -135,17 +134,17 @@ impl fmt::Display for OriginPattern {
     }
 }
 
-/// A text that is no origin.
+/// A text that is not a valid origin pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no origin: {remedy}")]
 pub struct InvalidOrigin {
-    /// What was given, cut to 253 characters.
+    /// The text, truncated to 253 characters.
     pub text: String,
-    /// What to write.
+    /// The suggested text.
     pub remedy: String,
 }
 
-/// Labels, none of them empty, as browsers send them.
+/// Parses non-empty labels, as browsers send them.
 fn is_host(host: &str) -> bool {
     let is_label = |label: &str| {
         let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-".contains(&b);
@@ -154,14 +153,14 @@ fn is_host(host: &str) -> bool {
     host.split('.').all(is_label)
 }
 
-/// An address of IPv6 in brackets, in the one form that browsers send.
+/// Matches an IPv6 address in brackets, in the one form that browsers send.
 fn is_address(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     address.is_some_and(|text| text.parse::<Ipv6Addr>().is_ok_and(|it| it.to_string() == text))
 }
 
 const USUAL: &str = "use `*`, or one such as https://www.example.com or https://*.example.com";
-/// The ports that go without saying (the URL standard, §4.2).
+/// The default ports of schemes (the URL standard, §4.2).
 const DEFAULT_PORTS: [(&str, u16); 5] =
     [("http", 80), ("https", 443), ("ws", 80), ("wss", 443), ("ftp", 21)];
 const ANY: &str = "*";

@@ -1,4 +1,4 @@
-//! Deciders: services that decide about requests in place of a sidecar, and what they are asked.
+//! External authorization and rate limit services, and the check requests that they receive.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,28 +10,28 @@ use crate::route::RequestMatch;
 use crate::server::Server;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached};
 
-/// Who decides, and what becomes of requests while it does not.
+/// A check service, and the treatment of requests that it does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Decider {
-    /// Where it is.
+    /// Its address.
     pub at: DeciderAddress,
-    /// How long its answer is waited for.
+    /// The timeout of a check request.
     pub timeout: Duration,
-    /// What becomes of a request about which it says nothing.
+    /// The treatment of unanswered requests.
     pub unanswered: Unanswered,
 }
 
 impl Decider {
-    /// The shortest time to wait for an answer.
+    /// The minimum timeout.
     pub const TIMEOUT_MIN: Duration = Duration::from_millis(1);
-    /// The longest time.
+    /// The maximum timeout.
     pub const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 }
 
-/// Where a decider is. Calls of gRPC are what is spoken there.
+/// The address of a check service, which is called over gRPC.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DeciderAddress {
-    /// A port of a service of the mesh, over links.
+    /// A port of a mesh service, over links.
     Service {
         /// The service.
         service: ServiceName,
@@ -51,90 +51,90 @@ impl fmt::Display for DeciderAddress {
     }
 }
 
-/// What becomes of a request about which a decider says nothing.
+/// The treatment of a request that a check service does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unanswered {
-    /// It is denied.
+    /// The request is denied.
     Deny,
-    /// It goes on, and is counted.
+    /// The request is allowed, and counted.
     Allow,
 }
 
 impl Unanswered {
-    /// Both, by the words used in manifests.
+    /// All values, by their names in manifests.
     pub const ALL: &'static [(&'static str, Self)] =
         &[("deny", Self::Deny), ("allow", Self::Allow)];
 }
 
-/// Which requests an authorization service is asked about, and what it is told of them.
+/// The requests that an external authorization service checks, and the content of its check requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Authorization {
-    /// Whom to ask.
+    /// The service.
     pub decider: Decider,
-    /// Which requests, any of these; all when empty.
+    /// Matching requests, any of these; all when empty.
     pub requests: Vec<RequestMatch>,
-    /// The headers that it is told, by their names in lower case; all when absent.
+    /// The request headers that are sent, by lower-case name; all when absent.
     pub headers: Option<Vec<String>>,
-    /// What it is told beside, each name once.
+    /// Additional context entries; each name occurs once.
     pub context: Vec<(String, String)>,
-    /// How much of bodies it is shown; nothing when absent.
+    /// The body excerpt that is sent; none when absent.
     pub body: Option<ShownBody>,
 }
 
-/// How much of the body of a request an authorization service is shown.
+/// The excerpt of a request body that an authorization service receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ShownBody {
-    /// The most of it.
+    /// The maximum size of the excerpt.
     pub bytes_max: u32,
-    /// What becomes of a body that is longer.
+    /// The treatment of longer bodies.
     pub longer: LongerBody,
-    /// Whether it is shown as bytes; else as text.
+    /// True if the excerpt is sent as bytes; otherwise as text.
     pub as_bytes: bool,
 }
 
 impl ShownBody {
-    /// The most of a body that is shown, unless a policy says otherwise.
+    /// The default maximum size of the excerpt.
     pub const BYTES_DEFAULT: u32 = 64 << 10;
-    /// The most that a policy may say: it is kept in memory while the service decides.
+    /// The upper bound of the maximum size: the excerpt stays in memory while the service decides.
     pub const BYTES_MAX: u32 = 1 << 20;
 }
 
-/// What becomes of a request whose body is longer than what a service is shown.
+/// The treatment of a request with a body longer than the excerpt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LongerBody {
-    /// It is refused, and nobody is asked.
+    /// The request is rejected without a check.
     Refused,
-    /// The service decides by the beginning, and is told that this is not all.
+    /// The service decides by the beginning of the body, which is marked as partial.
     Begun,
 }
 
-/// What a rate limit service is asked about requests.
+/// The descriptors that a rate limit service receives.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GlobalLimit {
-    /// Whom to ask.
+    /// The service.
     pub decider: Decider,
-    /// The domain under which it keeps its limits.
+    /// The domain of its limits.
     pub domain: String,
-    /// What describes a request: each is sent whose entries all have a value; at least one.
+    /// The descriptors, at least one; a descriptor is sent if all its entries have a value.
     pub descriptors: Vec<Descriptor>,
-    /// What is answered to those that are too many.
+    /// The response to requests over the limit.
     pub answer: FixedAnswer,
-    /// Whether clients are told the limit, what is left of it and when it begins anew.
+    /// True if responses report the limit, its remainder and its reset time to clients.
     pub tells: bool,
 }
 
-/// What describes a request to a rate limit service.
+/// A descriptor of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Descriptor {
-    /// Which requests, any of these; all when empty.
+    /// Matching requests, any of these; all when empty.
     pub requests: Vec<RequestMatch>,
     /// Its entries, at least one.
     pub entries: Vec<DescriptorEntry>,
-    /// As how many it counts; at least 1.
+    /// The number of hits that a request counts as; at least 1.
     pub hits: u32,
 }
 
-/// A key and where its value comes from.
+/// A key and the source of its value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DescriptorEntry {
     /// The key.
@@ -143,44 +143,44 @@ pub struct DescriptorEntry {
     pub value: DescriptorValue,
 }
 
-/// Where the value of an entry comes from.
+/// The source of an entry's value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DescriptorValue {
-    /// Always this.
+    /// A constant.
     Text(String),
-    /// The value of this header, in lower case; without it there is no descriptor.
+    /// The value of this header, in lower case; the descriptor is omitted without it.
     Header(String),
     /// The path, without the query.
     Path,
     /// The method.
     Method,
-    /// The account that calls; without one there is no descriptor.
+    /// The calling account; the descriptor is omitted without one.
     Client,
-    /// The address that the connection came from.
+    /// The client's address.
     Address,
 }
 
-/// What else decides about requests at a port of an application, and who said so.
+/// An external authorization or token policy of an application port, and its name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortGuard {
     /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// Its setting.
     pub guard: Guard,
 }
 
-/// What else decides about requests.
+/// An additional check of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Guard {
-    /// A service that allows or denies.
+    /// An external authorization service.
     Authorization(Box<Authorization>),
     /// JSON web tokens.
     Tokens(Box<JwtValidation>),
 }
 
 impl PortGuard {
-    /// What these policies say about requests at a port: for each kind of guard the policy that is
-    /// attached most closely, and of equals the oldest, then the first by name.
+    /// Selects the policies for requests at a port: for each kind of check the most specific policy, then the
+    /// oldest, then the first by name.
     pub fn of<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
@@ -205,7 +205,7 @@ impl Guard {
 }
 
 impl ServiceRule {
-    /// What it says to servers about requests that others decide.
+    /// The check that sidecars of servers run.
     #[must_use]
     pub fn guard(&self) -> Option<&Guard> {
         match self {
@@ -214,7 +214,7 @@ impl ServiceRule {
         }
     }
 
-    /// Whether the sidecars of the service's own workloads obey it.
+    /// True if the sidecars of the service's own workloads enforce the policy.
     #[must_use]
     pub fn is_inbound(&self) -> bool {
         self.limits().is_some() || self.guard().is_some()

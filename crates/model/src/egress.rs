@@ -1,4 +1,4 @@
-//! Egress policies: what some accounts reach outside the mesh although it lets nobody out.
+//! Egress policies: external destinations that some accounts may reach although the mesh denies egress.
 
 use crate::identity::ServiceAccount;
 use crate::ip_range::IpRange;
@@ -6,61 +6,61 @@ use crate::name::{PolicyName, RouteGroupName};
 use crate::route::RequestMatch;
 use crate::tls_route::HostPattern;
 
-/// An `Egress` of OSM, osm-edge or FSM. What it says means nothing while the mesh lets everybody out.
+/// An `Egress` of OSM, osm-edge or FSM. It has no effect while the mesh allows all egress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressPolicy {
     /// Its name.
     pub name: PolicyName,
-    /// Who is let out.
+    /// The accounts that it applies to.
     pub sources: Vec<ServiceAccount>,
-    /// To which hosts, where something names them.
+    /// The allowed hosts, for traffic with a host name.
     pub hosts: Vec<HostPattern>,
-    /// To which addresses; to any when there are none.
+    /// The allowed addresses; any when empty.
     pub ranges: Vec<IpRange>,
-    /// To which ports.
+    /// The allowed ports.
     pub ports: Vec<EgressPort>,
-    /// What of HTTP; everything when there are none. Of its own namespace.
+    /// The allowed requests, by route groups of the policy's namespace; all when empty.
     pub groups: Vec<RouteGroupName>,
 }
 
-/// A port that somebody is let out to.
+/// An allowed port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EgressPort {
     /// The port.
     pub port: u16,
-    /// What tells where a connection goes.
+    /// The source of the destination name.
     pub told_by: ToldBy,
 }
 
-/// What tells where a connection to what is outside goes.
+/// The source of the destination name of an external connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ToldBy {
     /// The host of each request.
     Http,
-    /// The name that a client of TLS asks for.
+    /// The TLS server name.
     ServerName,
-    /// The address alone.
+    /// The address only.
     Address,
 }
 
 impl ToldBy {
-    /// All of them.
+    /// All values.
     pub const ALL: &'static [Self] = &[Self::Http, Self::ServerName, Self::Address];
 }
 
-/// What one policy lets a workload reach at one port, as its sidecar has it.
+/// An egress rule: the destinations that one policy allows a workload at one port, as sent to its sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Outlet {
     /// The policy.
     pub policy: PolicyName,
     /// The port.
     pub port: u16,
-    /// What tells where a connection goes.
+    /// The source of the destination name.
     pub told_by: ToldBy,
-    /// To which hosts; to any when there are none.
+    /// The allowed hosts; any when empty.
     pub hosts: Vec<HostPattern>,
-    /// To which addresses; to any when there are none.
+    /// The allowed addresses; any when empty.
     pub ranges: Vec<IpRange>,
-    /// Which requests; all when absent.
+    /// The allowed requests; all when absent.
     pub requests: Option<Vec<RequestMatch>>,
 }

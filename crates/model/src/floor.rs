@@ -1,24 +1,25 @@
-//! The floor of a mesh: the least security that annotations, labels and fields of workloads cannot lower.
+//! The security floor of a mesh: minimum security that annotations, labels and fields of workloads cannot
+//! lower.
 
 use std::collections::BTreeSet;
 
 use crate::mesh::{Admission, Plaintext, TrafficMode};
 use crate::name::Name;
 
-/// The least that holds in every namespace, whatever annotations, labels and fields of workloads say.
+/// The minimum security of every namespace, regardless of annotations, labels and fields of workloads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Floor {
-    /// The least strict mode.
+    /// The least strict mode allowed.
     pub mode: Option<TrafficMode>,
-    /// True when connections without mutual TLS are always rejected.
+    /// True if connections without mutual TLS are always rejected.
     pub plaintext_refused: bool,
-    /// True when pods of a namespace with injection cannot opt out.
+    /// True if pods of a namespace with injection cannot opt out.
     pub injection_required: bool,
-    /// True when annotations cannot exclude ports, addresses and interfaces from interception.
+    /// True if annotations cannot exclude ports, addresses and interfaces from interception.
     pub exclusions_refused: bool,
-    /// The repositories that images of sidecars come from; any when empty.
+    /// The allowed repositories of sidecar images; any when empty.
     pub sidecar_images: BTreeSet<String>,
-    /// Namespaces that the floor does not apply to.
+    /// Exempt namespaces.
     pub except_namespaces: BTreeSet<Name>,
 }
 
@@ -27,9 +28,9 @@ pub struct Floor {
 pub struct Overruled {
     /// The field of the setting.
     pub field: &'static str,
-    /// The value that is overruled.
+    /// The overruled value.
     pub wanted: &'static str,
-    /// The value that is in force.
+    /// The value in force.
     pub in_force: &'static str,
 }
 
@@ -66,7 +67,8 @@ impl Floor {
     }
 }
 
-/// The name of an image without its tag and digest.
+/// True if sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
+/// ends with `/` matches all below it.
 #[must_use]
 pub fn repository_of(image: &str) -> &str {
     let name = image.split_once('@').map_or(image, |(name, _)| name);
@@ -113,7 +115,7 @@ mod tests {
             assert_eq!(config.mode_in(&name("shop")), wanted, "excepted");
             config.floor.except_namespaces.clear();
         }
-        // The default of the mesh is below the floor, too.
+        // The floor also overrules the default of the mesh.
         config.floor.mode = Some(Strict);
         assert_eq!(config.mode_in(&name("other")), Strict);
         assert!(config.modes().any(|mode| mode == Strict));

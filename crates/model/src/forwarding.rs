@@ -1,4 +1,4 @@
-//! Destinations of the traffic of a service, and policies without effect because routes take that traffic
+//! Destinations of a service's traffic, and policies without effect because routes forward that traffic
 //! elsewhere.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use crate::tcp_rule::GatewayTcpRoute;
 use crate::tls_route::TlsRoute;
 use crate::traffic_split::TrafficSplit;
 
-/// The routes and splits that are attached to a service, of its own namespace and of others.
+/// The routes and splits attached to a service, of its own namespace and of others.
 #[derive(Debug, Clone, Default)]
 pub struct AttachedRoutes<'a> {
     /// Each `HTTPRoute` and `GRPCRoute`.
@@ -28,23 +28,23 @@ pub struct AttachedRoutes<'a> {
     pub splits: Vec<&'a TrafficSplit>,
 }
 
-/// Destinations of the requests to one port of a service, or of its connections where it carries bytes.
+/// Destinations of the requests to one port of a service, or of its connections if the port is opaque.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Destinations {
-    /// Some of it reaches the port's own endpoints.
+    /// True if some traffic reaches the port's own endpoints.
     pub own: bool,
     /// The ports of other services that routes forward to.
     pub others: BTreeSet<(ServiceName, u16)>,
-    /// The routes that decide, in order.
+    /// The effective routes, in order.
     pub routes: Vec<ObjectKey>,
-    /// Each rule that forwards requests has a `retry` of its own.
+    /// True if each rule that forwards requests has its own `retry`.
     pub own_retries: bool,
 }
 
 impl AttachedRoutes<'_> {
-    /// Destinations of the traffic to a port. `is_opaque`: the port carries bytes; `may_forward` permits
-    /// an object to forward to a service. Clients of other namespaces with routes of their own may use
-    /// any destination: then the port's own endpoints count as one.
+    /// Computes the destinations of the traffic to a port. `is_opaque`: the port carries bytes; `may_forward`
+    /// permits an object to forward to a service. Clients of other namespaces with their own routes may use any
+    /// destination: then the port's own endpoints count as one.
     pub fn destinations(
         &self,
         (service, port): (&ServiceName, u16),
@@ -102,8 +102,8 @@ impl AttachedRoutes<'_> {
         found
     }
 
-    /// The routes that decide about requests of clients without routes of their own: those of the
-    /// service's namespace, of the kind that goes before the other.
+    /// The routes for requests of clients without their own routes: those of the service's namespace, of the
+    /// kind that takes precedence.
     fn for_requests(&self, service: &ServiceName, port: u16) -> Vec<&HttpRoute> {
         let at = self.requests.iter().copied().filter(|route| {
             route.name.namespace == service.namespace
@@ -130,14 +130,14 @@ impl AttachedRoutes<'_> {
 }
 
 impl RouteRule {
-    /// True for a rule that does not answer all of its requests by itself.
+    /// True for a rule that forwards at least some of its requests.
     fn forwards(&self) -> bool {
         self.actions.redirect.is_none() && self.backends.iter().any(|it| it.weight > 0)
     }
 }
 
 impl HttpRoute {
-    /// True when the route forwards requests, or copies of them, to a port from another service.
+    /// True if the route forwards or mirrors requests from another service to a port.
     #[must_use]
     pub fn forwards_to(&self, (service, port): (&ServiceName, u16)) -> bool {
         let rules = self.rules.iter();
@@ -147,7 +147,7 @@ impl HttpRoute {
 }
 
 impl GatewayTcpRoute {
-    /// True when the route forwards connections to a port from another service.
+    /// True if the route forwards connections from another service to a port.
     #[must_use]
     pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
         forwards_to(&self.parents, &self.rule.backends, to)
@@ -165,7 +165,7 @@ fn forwards_to<'a>(
 }
 
 impl TrafficSplit {
-    /// True when the split forwards a part of the traffic of another service to a service.
+    /// True if the split forwards traffic of another service to a service.
     #[must_use]
     pub fn forwards_to(&self, service: &ServiceName) -> bool {
         self.root.service != *service && self.backends.iter().any(|it| it.service == *service)
@@ -173,7 +173,7 @@ impl TrafficSplit {
 }
 
 impl TlsRoute {
-    /// True when the route forwards sessions to a port from another service.
+    /// True if the route forwards sessions from another service to a port.
     #[must_use]
     pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
         forwards_to(&self.parents, &self.rule.backends, to)
@@ -185,37 +185,37 @@ impl TlsRoute {
     }
 }
 
-/// The reason for a policy to have no effect on any traffic although it decides at its service.
+/// The reason that a policy has no effect on any traffic although it is in force at its service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Idle {
     /// The service or port of the policy.
     pub service: ServiceName,
     /// The routes that take the traffic.
     pub routes: Vec<ObjectKey>,
-    /// The services that get it.
+    /// The services that receive the traffic.
     pub others: BTreeSet<ServiceName>,
-    /// The reason.
+    /// The cause.
     pub cause: IdleCause,
 }
 
-/// The reason, in short.
+/// The cause of a policy without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdleCause {
-    /// The routes forward nothing: they answer by themselves, or have no backend with a weight.
+    /// The routes forward nothing: they answer requests themselves, or have no backend with a weight.
     NoTraffic,
-    /// Each service that the routes forward to has a policy of its own, such as this one.
+    /// Each service that the routes forward to has its own policy, such as this one.
     OwnPolicies(ServicePolicyName),
     /// Sidecars of the service's workloads enforce the policy, and no request reaches one of them.
     OtherWorkloads,
-    /// The policy decides by request, and this port carries TCP, in which no request is seen.
+    /// The policy matches by request, and this port carries TCP, which has none.
     NoRequests(u16, PolicySide),
-    /// The rules choose among the endpoints of the service, and each request goes to those of others.
+    /// The rules choose among the endpoints of the service, and all requests go to other services.
     OtherEndpoints,
-    /// Each rule of the routes that forwards requests decides about retries itself.
+    /// Each rule that forwards requests has its own retry settings.
     OwnRetries,
 }
 
-/// A sentence about the object that has the policy's name before it.
+/// Formats a sentence that follows the policy's name.
 impl fmt::Display for Idle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
@@ -260,7 +260,7 @@ impl fmt::Display for Idle {
     }
 }
 
-/// A sentence about services with ports that all carry TCP.
+/// Formats a sentence about services with TCP ports only.
 #[must_use]
 pub fn no_requests(services: &[ServiceName]) -> String {
     let services: Vec<String> = services.iter().map(ToString::to_string).collect();
@@ -275,13 +275,13 @@ pub trait Surroundings<'a> {
     /// Destinations of the traffic to a port.
     fn destinations(&self, service: &ServiceName, port: u16) -> Destinations;
 
-    /// Reports that another service leads to the same port of a workload behind this one.
+    /// Returns true if another service shares a workload port with this one.
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool;
 
-    /// Reports that a route of another service, or a gateway, forwards traffic to a port.
+    /// Returns true if a route of another service, or a gateway, forwards traffic to a port.
     fn is_backend(&self, service: &ServiceName, port: u16) -> bool;
 
-    /// Reports that a sidecar may see requests to a port: that of the client, or that of the server.
+    /// Returns true if a sidecar can see requests to a port: that of the client, or that of the server.
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool;
 }
 
@@ -295,7 +295,7 @@ pub enum PolicySide {
 }
 
 impl Idle {
-    /// The reason for a policy to have no effect at a port where it decides; `None` where it has one.
+    /// The reason that a policy has no effect at a port where it is in force; `None` if it has one.
     pub(crate) fn at<'a>(
         policy: &ServicePolicy,
         (service, port): (&ServiceName, u16),
@@ -339,14 +339,14 @@ impl Idle {
             let removal = theirs.removal.map(|it| it.policy);
             let balancing = theirs.balancing.map(|it| it.policy);
             let is_balancing = decides(treatment.balancing.as_ref().map(|it| &it.policy));
-            // A policy of the whole namespace is that of the backend as well.
+            // A policy of the whole namespace applies to the backend as well.
             let theirs = if is_balancing { balancing } else { removal };
             own = Some(theirs.filter(|name| *name != policy.name)?);
         }
         own.map(|own| because(IdleCause::OwnPolicies(own)))
     }
 
-    /// The reason for rules about tags to have no effect at a port where they decide; `None` where they have one.
+    /// The reason that tag rules have no effect at a port where they are in force; `None` if they have one.
     pub fn of_tags<'a>(
         effects: TagEffects,
         (service, port): (&ServiceName, u16),
@@ -372,8 +372,8 @@ impl Idle {
         Some(destinations.reason(service, cause))
     }
 
-    /// The reason for a policy about retries to have no effect at the ports of its services; one about routes before one
-    /// about ports.
+    /// The reason that a retry policy has no effect at the ports of its services; a reason about routes
+    /// precedes one about ports.
     pub fn of_all_retries<'a, 'b>(
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
         around: &impl Surroundings<'a>,
@@ -389,8 +389,8 @@ impl Idle {
         found
     }
 
-    /// The reason for a policy about retries to have no effect at a port of a service that clients call; `None` where
-    /// it has one.
+    /// The reason that a retry policy has no effect at a port of a service that clients call; `None` if it has
+    /// one.
     fn of_retries<'a>(
         (service, port): (&ServiceName, u16),
         around: &impl Surroundings<'a>,
@@ -424,19 +424,19 @@ impl Destinations {
     }
 }
 
-/// The effects that the rules of one object about tags, or its lanes, have at a port where they decide.
+/// The effects of one tag rule object, or its lanes, at a port where they are in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TagEffects {
-    /// Rules by request choose among the endpoints.
+    /// Rules that match requests choose among the endpoints.
     pub by_request: bool,
-    /// Rules by caller choose among them.
+    /// Rules that match callers choose among the endpoints.
     pub by_caller: bool,
     /// Sidecars of the service's workloads mark requests.
     pub marks: bool,
 }
 
 impl TagEffects {
-    /// The effects of rules and of a number of lanes.
+    /// The effects of rules and lanes.
     #[must_use]
     pub fn of(rules: &TagRules, lanes: &[LaneRule]) -> Self {
         Self {
@@ -446,7 +446,7 @@ impl TagEffects {
         }
     }
 
-    /// True where there is none.
+    /// True if there are none.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()

@@ -1,7 +1,7 @@
-//! A gateway: what comes in from outside the mesh, at which ports, and where it goes.
+//! Gateways: listeners for traffic from outside the mesh, and its destinations.
 //!
-//! What the Gateway API says of attachment (which routes, grants, secrets and host names belong
-//! together) is decided before: this is the outcome.
+//! Attachment as defined by the Gateway API (of routes, grants, secrets and host names) is resolved before;
+//! these types hold the result.
 
 use std::fmt;
 
@@ -12,24 +12,24 @@ use crate::tcp_rule::TcpRule;
 use crate::tls_route::{HostPattern, TlsRule};
 use crate::workload::Workload;
 
-/// What the proxies of one Gateway API `Gateway` serve.
+/// The configuration of the proxies of one Gateway API `Gateway`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gateway {
     /// Its name.
     pub name: GatewayName,
-    /// Its ports, each number once, in order.
+    /// Its ports; each number occurs once, in order.
     pub ports: Vec<GatewayPort>,
 }
 
 impl Gateway {
-    /// Where its rules lead, copies of requests included.
+    /// The backends of all its rules, including mirrors.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         self.ports.iter().flat_map(|port| port.serves.backends())
     }
 }
 
-/// The account that the proxies of a gateway run under, in its own namespace: the name of the
-/// gateway after [`GATEWAY_ACCOUNT_PREFIX`], cut to what is a label.
+/// The account of a gateway's proxies, in the gateway's namespace: [`GATEWAY_ACCOUNT_PREFIX`] and the name of
+/// the gateway, truncated to the length of a label.
 #[must_use]
 pub fn gateway_account(gateway: &GatewayName) -> Option<ServiceAccount> {
     let mut name = format!("{GATEWAY_ACCOUNT_PREFIX}{}", gateway.name);
@@ -38,8 +38,8 @@ pub fn gateway_account(gateway: &GatewayName) -> Option<ServiceAccount> {
     Some(ServiceAccount { namespace: gateway.namespace.clone(), name })
 }
 
-/// Whether a workload that says so by its label, and runs under this account, is a proxy of the
-/// gateway. The label alone is anybody's.
+/// True if a workload is a proxy of the gateway: it has the gateway's label and the gateway's account. The
+/// label alone proves nothing, because any workload may set it.
 #[must_use]
 pub fn is_proxy_of(gateway: &GatewayName, workload: &Workload) -> bool {
     workload.sidecar
@@ -48,13 +48,13 @@ pub fn is_proxy_of(gateway: &GatewayName, workload: &Workload) -> bool {
         && gateway_account(gateway).is_some_and(|account| account == workload.account)
 }
 
-/// What the names of the accounts of gateways begin with.
+/// The prefix of the accounts of gateways.
 pub const GATEWAY_ACCOUNT_PREFIX: &str = "leno-gateway-";
 
 /// The label of the proxies of a gateway, with its name (Gateway API, GEP-1762).
 pub const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 
-/// RFC 1123: the longest label.
+/// The maximum length of a label (RFC 1123).
 const ACCOUNT_BYTES_MAX: usize = 63;
 
 /// One port that a gateway listens on.
@@ -62,25 +62,25 @@ const ACCOUNT_BYTES_MAX: usize = 63;
 pub struct GatewayPort {
     /// The port number, 1 to 65535.
     pub port: u16,
-    /// What it serves.
+    /// The traffic that it serves.
     pub serves: Serves,
 }
 
-/// What a port of a gateway serves.
+/// The traffic that a gateway port serves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Serves {
-    /// HTTP/1.1, and HTTP/2 whose clients know beforehand that it is spoken.
+    /// HTTP/1.1, and HTTP/2 with prior knowledge.
     Http(Vec<GatewayListener>),
-    /// The same inside TLS that ends at the gateway.
+    /// The same over TLS terminated at the gateway.
     Https(Vec<GatewayListener>),
-    /// TLS that goes on as it is, by the server name that its client asks for.
+    /// TLS passthrough, routed by server name.
     Passthrough(Vec<TlsRule>),
-    /// Bytes.
+    /// Opaque TCP.
     Tcp(TcpRule),
 }
 
 impl Serves {
-    /// Where its rules lead.
+    /// The backends of its rules, including mirrors.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         let (listeners, tls, tcp): (&[GatewayListener], &[TlsRule], Option<&TcpRule>) = match self {
             Self::Http(listeners) | Self::Https(listeners) => (listeners, &[], None),
@@ -95,36 +95,34 @@ impl Serves {
     }
 }
 
-/// One listener of a port: the requests for some host names. Of several at one port, the one with
-/// the most specific host name takes a request, and no other (Gateway API, listener isolation).
+/// One listener of a port. Of several listeners at one port, only the one with the most specific host name
+/// takes a request (Gateway API, listener isolation).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GatewayListener {
     /// Its name in the gateway.
     pub name: Name,
-    /// For which host names; any when absent.
+    /// The host names that it serves; any when absent.
     pub hostname: Option<HostPattern>,
-    /// What its sessions show to clients; of several, the first that the client can use. Empty
-    /// without TLS.
+    /// The certificates for clients; a session uses the first one that the client supports. Empty without TLS.
     pub certificates: Vec<GatewayCertificate>,
-    /// What becomes of its requests; those that none of these are about are answered 404.
+    /// Its rules by host name; unmatched requests get a 404.
     pub hosts: Vec<HostRules>,
 }
 
-/// What becomes of the requests for one host name, or for all below one. Of several, the most
-/// specific host name decides which rules are looked at first; requests that none of them fit go
-/// on to the next.
+/// The rules for one host name, or for all below one. The rules of the most specific host name are evaluated
+/// first; requests that match none of them continue with the next.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostRules {
-    /// For which host names; any that its listener takes when absent.
+    /// The host names; all of the listener when absent.
     pub hostname: Option<HostPattern>,
-    /// The rules of all routes, in the order of routes: age, then namespace and name.
+    /// The rules of all routes, in route order: age, then namespace and name.
     pub rules: Vec<RouteRule>,
 }
 
-/// A certificate with its key, as a Secret of type `kubernetes.io/tls` holds them.
+/// A certificate and its key, as in a Secret of type `kubernetes.io/tls`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct GatewayCertificate {
-    /// The certificate and those that lead to its root, PEM.
+    /// The certificate chain, PEM.
     pub chain: String,
     /// The private key, PEM. Never printed.
     pub key: String,

@@ -1,16 +1,16 @@
-//! Grants: which routes of other namespaces may lead to the services of one.
+//! Reference grants: routes of other namespaces that may forward to the services of a namespace.
 
 use crate::name::{GrantName, Name, ServiceName};
 use crate::route::RouteKind;
 
-/// A Gateway API `ReferenceGrant`, as far as it is about routes and services.
+/// A Gateway API `ReferenceGrant`, limited to routes and services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReferenceGrant {
-    /// Its name; it is about services of the same namespace.
+    /// Its name; it applies to services of the same namespace.
     pub name: GrantName,
-    /// The routes that it is for.
+    /// The routes that it applies to.
     pub from: Vec<GrantedRoutes>,
-    /// The services that they may lead to; every service of the namespace when one is absent.
+    /// The services that the routes may forward to; every service of the namespace for an absent entry.
     pub to: Vec<Option<Name>>,
 }
 
@@ -24,7 +24,7 @@ pub struct GrantedRoutes {
 }
 
 impl ReferenceGrant {
-    /// Whether routes of this kind in this namespace may lead to a service.
+    /// True if routes of this kind in this namespace may forward to a service.
     #[must_use]
     pub fn permits(&self, kind: RouteKind, namespace: &Name, service: &ServiceName) -> bool {
         let is_to = |to: &Option<Name>| to.as_ref().is_none_or(|name| *name == service.name);

@@ -1,4 +1,4 @@
-//! Guests: clients outside the mesh that show a certificate which the mesh made for them.
+//! External principals: clients outside the mesh with a certificate that the mesh issued.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,26 +6,26 @@ use std::str::FromStr;
 use crate::identity::TrustDomain;
 use crate::name::{InvalidName, Name, PolicyName, SecretName};
 
-/// An `AccessCert`: a guest's certificate is wanted in a Secret of its own namespace.
+/// An `AccessCert`: requests a certificate for an external client, stored in a Secret of its own namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessCert {
     /// Its name.
     pub name: PolicyName,
-    /// What the guest is called, at least once.
+    /// The DNS names of the certificate, at least one.
     pub subjects: Vec<Name>,
     /// The Secret, of its own namespace.
     pub secret: Name,
 }
 
-/// Whose a guest's certificate is: written as `leno://TRUST-DOMAIN/guest/NAMESPACE/SECRET`, by the Secret that it
-/// was made for.
+/// The identity in an external client's certificate: `leno://TRUST-DOMAIN/guest/NAMESPACE/SECRET`, by the
+/// Secret that holds the certificate.
 ///
-/// It is no SPIFFE id on purpose: whoever looks for a member of a mesh finds none, here and elsewhere.
+/// It is not a SPIFFE ID on purpose: no verifier can mistake it for a member of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestId {
-    /// Who vouches for it.
+    /// The issuing trust domain.
     pub trust_domain: TrustDomain,
-    /// The Secret that the certificate was made for.
+    /// The Secret that holds the certificate.
     pub secret: SecretName,
 }
 
@@ -53,22 +53,22 @@ impl FromStr for GuestId {
     }
 }
 
-/// Who says what a guest is called.
+/// The scope that is allowed to name an external client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sponsor<'a> {
-    /// Whoever may write into this namespace: names of its accounts are its own to give.
+    /// Writers of this namespace: they may use the names of its accounts only.
     Namespace(&'a Name),
-    /// Whoever settles things for the whole mesh.
+    /// Administrators of the mesh.
     Mesh,
 }
 
-/// Whether a guest may be called so, where members are of `trust_domain`.
+/// Checks that an external client may have this name, in a mesh with this `trust_domain`.
 ///
-/// Below the trust domain there are names of accounts alone, `ACCOUNT.NAMESPACE.TRUST-DOMAIN`, and each is for its own
-/// namespace to give.
+/// All names below the trust domain belong to accounts, `ACCOUNT.NAMESPACE.TRUST-DOMAIN`, and only the
+/// account's own namespace may use them.
 ///
 /// # Errors
-/// [`BadSubject`], in words for whoever wrote the name.
+/// [`BadSubject`], with a message for the author of the name.
 pub fn check_subject(
     subject: &Name,
     sponsor: Sponsor<'_>,
@@ -94,7 +94,7 @@ pub fn check_subject(
     }
 }
 
-/// What stands before the trust domain in a name below it; empty for the trust domain itself.
+/// The part of a name before the trust domain; empty for the trust domain itself.
 #[must_use]
 pub fn below<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Option<&'a str> {
     let rest = subject.as_str().strip_suffix(trust_domain.0.as_str())?;
@@ -104,25 +104,25 @@ pub fn below<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Option<&'a st
     }
 }
 
-/// Why a guest cannot be called so.
+/// The reason that a name is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadSubject {
-    /// It would be an address to some.
+    /// Some clients parse it as an address.
     #[error("is an address, not a name of the DNS")]
     Address,
-    /// A name of the mesh that is not an account's.
+    /// A name below the trust domain that is not an account's.
     #[error(
         "is below the trust domain `{0}`, where only accounts have names: ACCOUNT.NAMESPACE.{0}"
     )]
     Domain(TrustDomain),
-    /// The name of an account of somebody else.
+    /// The name of an account of another namespace.
     #[error(
         "is the name of an account of another namespace: here it ends in `.{own}.{trust_domain}`"
     )]
     Namespace {
-        /// Whose names are to be given here.
+        /// The namespace of the policy.
         own: Name,
-        /// Of which trust domain.
+        /// The trust domain.
         trust_domain: TrustDomain,
     },
 }

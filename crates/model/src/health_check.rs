@@ -1,33 +1,33 @@
-//! Health checks: questions of a sidecar's own to the endpoints of a port, whether they are well.
+//! Active health checks: requests that a sidecar sends to the endpoints of a port.
 
 use std::time::Duration;
 
-/// How the endpoints of a port are asked, and what their answers lead to.
+/// The health check of the endpoints of a port, and its thresholds.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HealthCheck {
-    /// What is asked.
+    /// The check request.
     pub probe: HealthProbe,
-    /// From one check of an endpoint to the next, for each data thread.
+    /// The time between two checks of an endpoint, for each data thread.
     pub interval: Duration,
-    /// How long an answer may take; no longer than the interval.
+    /// The timeout of a check; at most the interval.
     pub timeout: Duration,
-    /// An endpoint is removed after so many failed checks in a row; never 0.
+    /// The number of consecutive failures that eject an endpoint; never 0.
     pub failures: u32,
-    /// It is back after so many successful ones in a row; never 0.
+    /// The number of consecutive successes that return it to service; never 0.
     pub successes: u32,
 }
 
-/// What an endpoint is asked.
+/// A health check request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum HealthProbe {
-    /// A GET of this path; the statuses 200 to 399 are well, as for the kubelet.
+    /// A GET of this path; the statuses 200 to 399 are healthy, as for the kubelet.
     Http {
-        /// A normal path, without a query.
+        /// A normalized path, without a query.
         path: String,
     },
     /// The standard health service (`grpc.health.v1.Health/Check`).
     Grpc {
-        /// Whose health; the whole server's when empty.
+        /// The name of the service to check; the whole server when empty.
         service: String,
     },
 }

@@ -1,37 +1,36 @@
-//! Hedging: a second attempt beside the first, when that is slow to answer.
+//! Request hedging: a second attempt in parallel when the first is slow to respond.
 
 use std::time::Duration;
 
 use crate::service_policy::ServicePolicyName;
 
-/// When requests to a port are hedged, and who said so.
+/// The hedging of requests to a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Hedging {
     /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// Its setting.
     pub rule: HedgeRule,
 }
 
-/// When a request is sent to a second endpoint, while the first has not answered.
+/// The condition for a second attempt at another endpoint while the first has not responded.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HedgeRule {
-    /// How long the first attempt may take until the head of its answer is there.
+    /// The time to wait for the response headers of the first attempt.
     pub after: Duration,
-    /// Requests with these methods; when empty, those with methods that are idempotent.
+    /// The hedged methods; the idempotent ones when empty.
     pub methods: Vec<String>,
 }
 
 impl HedgeRule {
-    /// The shortest time that makes a difference between slow and usual.
+    /// The minimum delay; a shorter one cannot tell slow responses from usual ones.
     pub const AFTER_MIN: Duration = Duration::from_millis(1);
-    /// Who waits for longer has given up.
+    /// The maximum delay; clients have given up by then.
     pub const AFTER_MAX: Duration = Duration::from_secs(60);
-    /// The most methods that a rule names.
+    /// The maximum number of methods in a rule.
     pub const METHODS_MAX: usize = 16;
 
-    /// Whether a text can be a method that is sent twice: a token in upper case, and not the one that
-    /// opens a tunnel.
+    /// True for a valid method of a rule: a token in upper case other than `CONNECT`.
     #[must_use]
     pub fn is_method(text: &str) -> bool {
         let token = |b: u8| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-' || b == b'_';

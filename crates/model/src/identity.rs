@@ -1,4 +1,4 @@
-//! Who a workload is: a service account in a trust domain, written as a SPIFFE id.
+//! Workload identities: service accounts in a trust domain, written as SPIFFE IDs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,10 +10,10 @@ use crate::name::{InvalidName, Name};
 pub struct TrustDomain(pub Name);
 
 impl TrustDomain {
-    /// Checks and keeps a trust domain.
+    /// Validates a trust domain.
     ///
     /// # Errors
-    /// [`InvalidName`] when it is not a DNS-1123 subdomain.
+    /// [`InvalidName`] if it is not a DNS-1123 subdomain.
     pub fn new(text: &str) -> Result<Self, InvalidName> {
         Name::new(text).map(Self)
     }
@@ -35,7 +35,7 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
-    /// Checks both parts.
+    /// Validates both parts.
     ///
     /// # Errors
     /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
@@ -59,9 +59,9 @@ impl fmt::Debug for ServiceAccount {
 /// A verified or expected identity: `spiffe://<trust-domain>/ns/<namespace>/sa/<account>`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpiffeId {
-    /// Who vouches for it.
+    /// The trust domain that issued it.
     pub trust_domain: TrustDomain,
-    /// Whom it names.
+    /// The account.
     pub account: ServiceAccount,
 }
 

@@ -1,4 +1,4 @@
-//! Ingress: what policies open at a workload for clients that are not of the mesh.
+//! Ingress policies: ports of workloads that accept clients outside the mesh.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,49 +9,48 @@ use crate::ip_range::IpRange;
 use crate::name::{InvalidName, Name, RouteGroupName, ServiceName};
 use crate::route::RequestMatch;
 
-/// An `IngressBackend` or an `AccessControl`: who may come in at some ports beside the members of the
-/// mesh.
+/// An `IngressBackend` or an `AccessControl`: allows clients outside the mesh at some ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IngressPolicy {
     /// Its name.
     pub name: IngressName,
     /// The ports that it opens; of services of its own namespace.
     pub backends: Vec<IngressBackend>,
-    /// Who may come in there.
+    /// The allowed clients.
     pub sources: Vec<IngressSource>,
-    /// What they may ask; everything when there are none. Of its own namespace.
+    /// The allowed requests, by route groups of its own namespace; all when empty.
     pub groups: Vec<RouteGroupName>,
-    /// Its creation in a cluster, in seconds; 0 in a file.
+    /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
 
 impl IngressPolicy {
-    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    /// The precedence among policies for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &IngressName) {
         (self.created, &self.name)
     }
 }
 
-/// The name of an [`IngressPolicy`]; of two of one age the smaller one opens a port.
+/// The name of an [`IngressPolicy`]; of two policies of the same age, the smaller name wins a port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IngressName {
-    /// The namespace that holds it.
+    /// The namespace of the policy.
     pub namespace: Name,
-    /// What it is.
+    /// Its kind.
     pub kind: IngressKind,
     /// Its own name.
     pub name: Name,
 }
 
-/// `Kind namespace/name`.
+/// Formats as `Kind namespace/name`.
 impl fmt::Display for IngressName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}/{}", self.kind.as_str(), self.namespace, self.name)
     }
 }
 
-/// Reads `Kind namespace/name`.
+/// Parses `Kind namespace/name`.
 impl FromStr for IngressName {
     type Err = InvalidName;
 
@@ -67,17 +66,17 @@ impl FromStr for IngressName {
     }
 }
 
-/// The kinds that open ports.
+/// The kinds of ingress policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IngressKind {
-    /// Of OSM, osm-edge and FSM.
+    /// The kind of OSM, osm-edge and FSM.
     IngressBackend,
-    /// Of osm-edge and FSM.
+    /// The kind of osm-edge and FSM.
     AccessControl,
 }
 
 impl IngressKind {
-    /// Both.
+    /// All values.
     pub const ALL: &'static [Self] = &[Self::IngressBackend, Self::AccessControl];
 
     /// The word used in manifests.
@@ -90,68 +89,68 @@ impl IngressKind {
     }
 }
 
-/// A port that is opened.
+/// A port that accepts external clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IngressBackend {
-    /// The service whose workloads are meant.
+    /// The service that selects the workloads.
     pub service: Name,
-    /// Their port, not that of the service.
+    /// The workload port, not the service port.
     pub port: u16,
-    /// How clients come.
+    /// The protocol of clients.
     pub entry: Entry,
 }
 
-/// How clients that are not of the mesh come in.
+/// The protocol of external clients.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Entry {
-    /// With HTTP, in clear text.
+    /// HTTP in plaintext.
     Http,
-    /// With gRPC, in clear text.
+    /// gRPC in plaintext.
     Grpc,
-    /// With whatever the application speaks.
+    /// Any protocol of the application.
     Tcp,
-    /// With HTTP inside TLS.
+    /// HTTP over TLS.
     Https {
-        /// Whether they show a certificate.
+        /// The client certificate requirement.
         proof: Proof,
-        /// The names that they may ask for; any when there are none.
+        /// The accepted server names; any when empty.
         server_names: Vec<String>,
     },
 }
 
 impl Entry {
-    /// Whether clients come without TLS of the mesh.
+    /// True if clients connect without TLS of the mesh.
     #[must_use]
     pub fn is_clear(&self) -> bool {
         !matches!(self, Self::Https { .. })
     }
 }
 
-/// Whether clients show a certificate of the mesh.
+/// The client certificate requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Proof {
-    /// They do, and it says who they are.
+    /// A certificate of the mesh is required, and identifies the client.
     Required,
-    /// They need not.
+    /// No certificate is required.
     Skipped,
 }
 
-/// Who may come in.
+/// An allowed client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IngressSource {
-    /// Whoever has the address of a workload behind this service.
+    /// Clients with the address of a workload of this service.
     Service(ServiceName),
-    /// Whoever has one of these addresses.
+    /// Clients with an address in this range.
     Range(IpRange),
-    /// Whoever shows the certificate of this identity.
+    /// Clients with a certificate of this identity.
     Principal(SpiffeId),
-    /// Whoever shows a certificate of this mesh for this name: a guest, or the account of a name such as
-    /// `ACCOUNT.NAMESPACE.TRUST-DOMAIN`.
+    /// Clients with a certificate of this mesh for this name: an external principal, or the account of a name
+    /// such as `ACCOUNT.NAMESPACE.TRUST-DOMAIN`.
     Named(Name),
 }
 
 impl IngressSource {
-    /// The account that is meant, if one of this trust domain is.
+    /// The account that the entry names, if it is of this trust domain.
     #[must_use]
     pub fn account(&self, own: &TrustDomain) -> Option<ServiceAccount> {
         match self {
@@ -166,22 +165,22 @@ impl IngressSource {
     }
 }
 
-/// What a policy opens at one port of a workload, as its sidecar has it.
+/// An ingress rule: one port that a policy opens, as sent to the workload's sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Opening {
     /// The policy.
     pub policy: IngressName,
     /// The port of the application.
     pub port: u16,
-    /// How clients come.
+    /// The protocol of clients.
     pub entry: Entry,
-    /// From where; from anywhere when absent.
+    /// The allowed client addresses; any when absent.
     pub ranges: Option<Vec<IpRange>>,
-    /// Who they are, any of these, where they show a certificate.
+    /// The allowed accounts, any of these, if a certificate is required.
     pub accounts: Vec<ServiceAccount>,
-    /// What guests are called, any of these, where they show a certificate.
+    /// The allowed names of external principals, any of these, if a certificate is required.
     pub guests: Vec<Name>,
-    /// What they may ask, any of these; everything when absent.
+    /// The allowed requests, any of these; all when absent.
     pub requests: Option<Vec<RequestMatch>>,
 }
 

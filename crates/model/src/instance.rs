@@ -1,29 +1,29 @@
-//! The instance behind a workload's name: what tells a pod or a machine from its predecessor of the same name.
+//! The instance behind a workload's name: distinguishes a pod or machine from its predecessor of the same name.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The UID that Kubernetes gives to an object: letters, digits and `-`, 1 to 64 bytes. Cheap to clone.
+/// The UID of a Kubernetes object: letters, digits and `-`, 1 to 64 bytes. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid(Arc<str>);
 
-/// The instance of a workload that a certificate was issued to. A workload keeps its name when its pod is
-/// replaced; the certificate of the former pod does not become one of the new pod.
+/// The instance that a certificate was issued to. A workload keeps its name when its pod is replaced; the
+/// certificate of the former pod is not valid for the new one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Instance {
     /// The pod with this UID.
     Pod(Uid),
-    /// The registration of this number: each join with a join token has a higher one than the joins before
-    /// it. 0 before the first that was counted.
+    /// The registration with this number: each join with a join token has a higher one than the joins before
+    /// it. 0 before the first counted join.
     Registration(u64),
 }
 
 impl Uid {
-    /// Checks and keeps a UID.
+    /// Validates a UID.
     ///
     /// # Errors
-    /// [`InvalidInstance`] when the text is not a UID.
+    /// [`InvalidInstance`] if the text is not a UID.
     pub fn new(text: &str) -> Result<Self, InvalidInstance> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if text.is_empty() || text.len() > UID_BYTES_MAX || !text.bytes().all(fits) {
@@ -59,7 +59,7 @@ impl FromStr for Uid {
     }
 }
 
-/// `pod:UID` or `registration:NUMBER`.
+/// Formats as `pod:UID` or `registration:NUMBER`.
 impl fmt::Display for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -81,7 +81,7 @@ impl FromStr for Instance {
     }
 }
 
-/// A text that is no UID, or no instance.
+/// A text that is not a UID, or not an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("use `pod:` and a UID of 1 to 64 letters, digits or `-`, or `registration:` and a number")]
 pub struct InvalidInstance;
@@ -89,7 +89,7 @@ pub struct InvalidInstance;
 const POD_PREFIX: &str = "pod:";
 const REGISTRATION_PREFIX: &str = "registration:";
 
-/// Kubernetes makes UUIDs of 36 bytes; static pods have hashes of 32.
+/// Kubernetes assigns UUIDs of 36 bytes; static pods have hashes of 32.
 const UID_BYTES_MAX: usize = 64;
 
 #[cfg(test)]

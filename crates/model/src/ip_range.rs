@@ -1,31 +1,31 @@
-//! Ranges of addresses, as policies name them.
+//! Address ranges in policies.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// All addresses that begin alike: `10.1.0.0/16`, or one address alone.
+/// An address range in CIDR notation, such as `10.1.0.0/16`, or one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpRange {
     address: IpAddr,
-    /// How many bits they have in common.
+    /// The number of common bits.
     prefix: u8,
 }
 
 impl IpRange {
-    /// The addresses that have the first `prefix` bits of this one, which has no others.
+    /// Creates the range of addresses with the first `prefix` bits of `address`; its other bits are 0.
     ///
     /// # Errors
-    /// [`InvalidIpRange`] when the prefix is longer than the address, or bits after it are set:
-    /// then somebody meant something else.
+    /// [`InvalidIpRange`] if the prefix is longer than the address, or bits after it are set: such a range is
+    /// probably a mistake.
     pub fn new(address: IpAddr, prefix: u8) -> Result<Self, InvalidIpRange> {
         let range = Self { address, prefix };
         let fits = prefix <= range.width() && range.kept(bits(address)) == bits(address);
         if fits { Ok(range) } else { Err(InvalidIpRange { text: format!("{address}/{prefix}") }) }
     }
 
-    /// The range that an address is in with so many bits; `None` when it has fewer. One of version 4 inside
-    /// one of version 6 counts as what it is.
+    /// The range with this prefix length around an address; `None` if the address is shorter. IPv4-mapped IPv6
+    /// addresses count as IPv4.
     #[must_use]
     pub fn around(address: IpAddr, prefix: u8) -> Option<Self> {
         let address = address.to_canonical();
@@ -41,7 +41,7 @@ impl IpRange {
         Some(Self { address: first, prefix })
     }
 
-    /// Reads `ADDRESS/BITS`, or one address.
+    /// Parses `ADDRESS/BITS`, or one address.
     ///
     /// # Errors
     /// [`InvalidIpRange`] for anything else.
@@ -52,8 +52,7 @@ impl IpRange {
         }
     }
 
-    /// Whether an address is one of them. One of version 4 inside one of version 6 counts as what
-    /// it is.
+    /// True if the range contains an address. IPv4-mapped IPv6 addresses count as IPv4.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
@@ -61,13 +60,13 @@ impl IpRange {
             && self.kept(bits(address)) == bits(self.address)
     }
 
-    /// The address without bits of its own.
+    /// The first address of the range.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// How many bits its addresses have in common.
+    /// The prefix length.
     #[must_use]
     pub fn prefix(&self) -> u8 {
         self.prefix
@@ -77,14 +76,14 @@ impl IpRange {
         if self.address.is_ipv4() { 32 } else { 128 }
     }
 
-    /// The bits that are in common.
+    /// Clears the bits after the prefix.
     fn kept(&self, bits: u128) -> u128 {
         let own = u32::from(self.width().saturating_sub(self.prefix));
         bits.checked_shr(own).and_then(|bits| bits.checked_shl(own)).unwrap_or(0)
     }
 }
 
-/// One address.
+/// A range of one address.
 impl From<IpAddr> for IpRange {
     fn from(address: IpAddr) -> Self {
         let address = address.to_canonical();
@@ -105,7 +104,7 @@ impl fmt::Display for IpRange {
     }
 }
 
-/// Reads `ADDRESS/BITS`.
+/// Parses `ADDRESS/BITS`.
 impl FromStr for IpRange {
     type Err = InvalidIpRange;
 
@@ -119,13 +118,13 @@ impl FromStr for IpRange {
     }
 }
 
-/// A text that is no range of addresses.
+/// A text that is not an address range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{text}` is not a range of addresses: use the first address of it and its bits, such as 10.1.0.0/16"
 )]
 pub struct InvalidIpRange {
-    /// What was given, cut.
+    /// The text, truncated.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! JSON web tokens that requests show: whose are accepted, and what becomes of their claims.
+//! JWT validation: accepted issuers, required tokens, and claims forwarded to the application.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,16 +8,16 @@ use std::time::Duration;
 use crate::route::RequestMatch;
 use crate::server::{InvalidEndpoint, Server};
 
-/// Which tokens requests may, or must, show.
+/// The JSON web tokens that requests may or must carry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JwtValidation {
-    /// Whose tokens are accepted; at least one, each name once.
+    /// The accepted issuers; at least one, each name once.
     pub issuers: Vec<JwtIssuer>,
-    /// Which requests must show one, any of these.
+    /// The requests that must carry a token.
     pub required: Required,
 }
 
-/// Which requests must show a token. One that shows a token that is not accepted is denied anyway.
+/// The requests that must carry a token. A request with an invalid token is always denied.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Required {
     /// None.
@@ -28,55 +28,54 @@ pub enum Required {
     Of(Vec<RequestMatch>),
 }
 
-/// Who issues tokens.
+/// An issuer of tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JwtIssuer {
-    /// What its tokens say of themselves as `iss`.
+    /// The `iss` claim of its tokens.
     pub issuer: String,
-    /// Whom they must be for, any of these; anybody when empty.
+    /// The accepted audiences, any of these; any audience when empty.
     pub audiences: Vec<String>,
     /// Its public keys.
     pub keys: IssuerKeys,
-    /// Where requests show them; at least one.
+    /// The locations of the token in requests; at least one.
     pub places: Vec<JwtPlace>,
-    /// How far clocks may be apart.
+    /// The tolerated clock skew.
     pub leeway: Duration,
-    /// Tokens without a time of expiration are rejected.
+    /// True if tokens without an expiration time are rejected.
     pub requires_expiration: bool,
-    /// The greatest age of a token, counted from its issue (`iat`); any when absent.
+    /// The maximum age of a token since its issue (`iat`); unlimited when absent.
     pub max_age: Option<Duration>,
-    /// Claims that the application is told, each in a header of its own.
+    /// Claims forwarded to the application, each in its own header.
     pub forwards: Vec<ClaimHeader>,
-    /// Whether the application gets the token itself.
+    /// True if the token itself is forwarded to the application.
     pub passes_token: bool,
 }
 
 impl JwtIssuer {
-    /// The most that clocks may be apart.
+    /// The maximum clock skew.
     pub const LEEWAY_MAX: Duration = Duration::from_secs(3600);
-    /// The shortest `max_age`.
+    /// The minimum `max_age`.
     pub const MAX_AGE_MIN: Duration = Duration::from_secs(1);
-    /// The longest `max_age`.
+    /// The maximum `max_age`.
     pub const MAX_AGE_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 }
 
-/// The public keys of an issuer, or where they are.
+/// The public keys of an issuer, or their source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum IssuerKeys {
-    /// These: a JWK set.
+    /// An inline JWK set.
     Set(Arc<str>),
-    /// The control plane reads them there. No sidecar is told that.
+    /// A source that the control plane fetches. It is not sent to sidecars.
     At(KeySource),
-    /// What sidecars are told until the control plane has read them: no token of the issuer is
-    /// accepted.
+    /// Sent to sidecars until the control plane has fetched the keys: no token of the issuer is accepted.
     Awaited,
 }
 
 impl IssuerKeys {
-    /// The most bytes of a set: more than issuers serve.
+    /// The maximum size of a JWK set: larger than any issuer serves.
     pub const BYTES_MAX: usize = 64 << 10;
 
-    /// Where they are read, if they are not here.
+    /// The source, unless the keys are inline.
     #[must_use]
     pub fn source(&self) -> Option<&KeySource> {
         match self {
@@ -86,33 +85,33 @@ impl IssuerKeys {
     }
 }
 
-/// Where the control plane reads a JWK set.
+/// The source of a JWK set, read by the control plane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeySource {
-    /// A file where the control plane is.
+    /// A file on the control plane's machine.
     File(PathBuf),
     /// A server outside the mesh.
     Server(KeyServer),
 }
 
-/// A server that gives a JWK set.
+/// A JWKS endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyServer {
-    /// Where it listens.
+    /// Its address.
     pub server: Server,
-    /// The path that is asked for, with a query where there is one.
+    /// The request path, with the query if any.
     pub path: String,
-    /// How often it is asked, at the least.
+    /// The maximum time between two fetches.
     pub refresh: Duration,
 }
 
 impl KeyServer {
-    /// The shortest time between two questions.
+    /// The minimum refresh interval.
     pub const REFRESH_MIN: Duration = Duration::from_secs(1);
-    /// The longest time.
+    /// The maximum refresh interval.
     pub const REFRESH_MAX: Duration = Duration::from_secs(24 * 3600);
 
-    /// Reads `https://HOST[:PORT]/PATH`, or the same with `http`.
+    /// Parses `https://HOST[:PORT]/PATH`, or the same with `http`.
     ///
     /// # Errors
     /// [`InvalidEndpoint`] for anything else.
@@ -127,7 +126,7 @@ impl KeyServer {
     }
 }
 
-/// Its path, or its URL.
+/// Formats the path of the file, or the URL.
 impl fmt::Display for KeySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -137,39 +136,39 @@ impl fmt::Display for KeySource {
     }
 }
 
-/// Where a request shows a token.
+/// The location of a token in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum JwtPlace {
-    /// In a header, behind a prefix, such as `Bearer `.
+    /// A header, after a prefix such as `Bearer `.
     Header {
         /// Its name, in lower case.
         name: String,
-        /// What stands before the token; compared without regard to case.
+        /// The text before the token; matched case-insensitively.
         prefix: String,
     },
-    /// In a parameter of the query.
+    /// A query parameter.
     Query(String),
 }
 
-/// A claim that the application is told. What clients send under the header's name goes no further.
+/// A claim forwarded to the application. Headers of this name from clients are removed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimHeader {
-    /// The claim; dots lead into objects.
+    /// The claim; dots separate the keys of nested objects.
     pub claim: String,
     /// The header, in lower case.
     pub header: String,
 }
 
-/// A claim and the values it may have.
+/// A claim and its accepted values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimMatch {
-    /// The claim; dots lead into objects.
+    /// The claim; dots separate the keys of nested objects.
     pub name: String,
-    /// One of these is its value, or an element of it; at least one.
+    /// The accepted values of the claim or of one of its elements; at least one.
     pub values: Vec<String>,
 }
 
-/// More than any URL of a JWK set has.
+/// Longer than any JWKS URL in use.
 const PATH_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]

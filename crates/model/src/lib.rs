@@ -1,7 +1,7 @@
-//! The nouns: identity, workload, service, endpoint, route, policy, snapshot, change.
+//! The data model: identity, workload, service, endpoint, route, policy, snapshot, change.
 //!
-//! Plain values. No runtime, no protocol, no serialisation: every other crate stands on these,
-//! so nothing here may change because a library did.
+//! Plain values without runtime, protocol or serialization. Every other crate depends on them, so no change of
+//! a library may change them.
 
 pub mod access_policy;
 pub mod action;

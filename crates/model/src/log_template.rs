@@ -1,4 +1,4 @@
-//! Templates for lines of the access log: text with the names of fields in braces.
+//! Access log templates: text with field names in braces.
 
 use std::fmt;
 
@@ -11,37 +11,37 @@ pub struct LogTemplate {
 /// A part of a template.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LogPart {
-    /// It stands as it is.
+    /// Literal text.
     Text(String),
     /// The value of a field, by its name in [`LOG_FIELDS`].
     Field(&'static str),
 }
 
-/// Why a text is no template.
+/// The reason that a template is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTemplate {
-    /// It is longer than a line should be, or empty.
+    /// The template is empty, or longer than a log line should be.
     #[error("a template has 1 to {TEMPLATE_BYTES_MAX} bytes")]
     Length,
-    /// It has a control character, such as the end of a line.
+    /// It contains a control character, such as a newline.
     #[error("a template has no control characters: each entry is one line")]
     Control,
-    /// A brace that opens is not closed, or one that closes was not opened.
+    /// A brace is unbalanced.
     #[error("braces come in pairs around a name; write `{{{{` and `}}}}` for one of your own")]
     Brace,
-    /// A name in braces is that of no field.
+    /// A name in braces is not a known field.
     #[error("`{0}` is no field of the access log")]
     Unknown(String),
-    /// It names no field.
+    /// It contains no field.
     #[error("a template names at least one field, such as `{{path}}`")]
     Constant,
 }
 
 impl LogTemplate {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
-    /// [`InvalidTemplate`] for the first thing that is wrong.
+    /// [`InvalidTemplate`] for the first error.
     pub fn parse(text: &str) -> Result<Self, InvalidTemplate> {
         if text.is_empty() || text.len() > TEMPLATE_BYTES_MAX {
             return Err(InvalidTemplate::Length);
@@ -87,7 +87,7 @@ impl LogTemplate {
     }
 }
 
-/// As it is read.
+/// Formats the template so that it can be parsed again.
 impl fmt::Display for LogTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for part in &self.parts {
@@ -102,7 +102,7 @@ impl fmt::Display for LogTemplate {
     }
 }
 
-/// The fields of a line of the access log, in the order of its JSON.
+/// The fields of an access log line, in the order of its JSON.
 pub const LOG_FIELDS: &[&str] = &[
     "start_time",
     "direction",
@@ -135,7 +135,7 @@ pub const LOG_FIELDS: &[&str] = &[
     "span_id",
 ];
 
-/// The longest template.
+/// The maximum length of a template.
 pub const TEMPLATE_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Settings of the whole mesh.
+//! Mesh-wide settings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,48 +10,48 @@ use crate::revocation::RevokedWorkload;
 use crate::sight::Sight;
 use crate::workload::Workload;
 
-/// Settings of the whole mesh; there is one.
+/// Mesh-wide settings, a singleton.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshConfig {
-    /// Who vouches for identities.
+    /// The trust domain of identities.
     pub trust_domain: TrustDomain,
-    /// Whether policies decide or every member is let in, where nothing more specific says so.
+    /// The default traffic mode, unless a namespace or workload sets its own.
     pub mode: TrafficMode,
-    /// Accounts that are no members any more, whatever certificates they still hold.
+    /// Revoked accounts: they are not members anymore, even with a valid certificate.
     pub revoked: BTreeSet<ServiceAccount>,
-    /// Workloads of other accounts that are no members any more.
+    /// Revoked workloads of other accounts.
     pub revoked_workloads: BTreeSet<RevokedWorkload>,
-    /// What namespaces have of their own; workloads may differ again.
+    /// The settings of namespaces; workloads may override them.
     pub namespaces: BTreeMap<Name, Admission>,
-    /// The namespaces of `namespaces` that annotations of a Namespace set alone. A registry of a cluster sets them.
+    /// The namespaces in `namespaces` that are set by annotations of a Namespace only. A cluster registry sets
+    /// them.
     pub annotated: BTreeSet<Name>,
-    /// What operators see of single requests.
+    /// The observability settings.
     pub sight: Box<Sight>,
-    /// What becomes of connections of applications to what is not of the mesh.
+    /// The default treatment of connections to external destinations.
     pub egress: Egress,
-    /// While `egress` is `deny`, the same for connections to the API server of Kubernetes.
+    /// While `egress` is `deny`, the same for connections to the Kubernetes API server.
     pub api_server_egress: Egress,
-    /// The addresses of the API server of Kubernetes that `egress: deny` permits. A registry of a cluster sets them.
+    /// The addresses of the Kubernetes API server that `egress: deny` permits. A cluster registry sets them.
     pub api_server: BTreeSet<SocketAddr>,
-    /// What becomes of connections to them that come without mutual TLS, where nothing more
-    /// specific says so.
+    /// The default treatment of connections without mutual TLS, unless a namespace or workload sets its own.
     pub plaintext: Plaintext,
-    /// Settings of namespaces and workloads that are weaker are overruled.
+    /// The minimum security; weaker settings of namespaces and workloads are overruled.
     pub floor: Box<Floor>,
 }
 
-/// What a namespace or a workload says about who is let in; what it leaves open, the next
-/// larger scope says.
+/// The admission settings of a namespace or a workload; absent fields are inherited from the next larger scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Admission {
-    /// Whether policies decide.
+    /// The traffic mode.
     pub mode: Option<TrafficMode>,
-    /// What becomes of connections that come without mutual TLS.
+    /// The treatment of connections without mutual TLS.
     pub plaintext: Option<Plaintext>,
 }
 
 impl MeshConfig {
-    /// The mode of a workload: its own, or that of its namespace, or that of the mesh; never below the floor.
+    /// The mode of a workload: its own, or else that of its namespace, or else that of the mesh; never below
+    /// the floor.
     #[must_use]
     pub fn mode_of(&self, workload: &Workload) -> TrafficMode {
         let namespace = &workload.name.namespace;
@@ -59,15 +59,15 @@ impl MeshConfig {
         own.unwrap_or_else(|| self.mode_in(namespace))
     }
 
-    /// The mode of a namespace: its own, or that of the mesh; never below the floor.
+    /// The mode of a namespace: its own, or else that of the mesh; never below the floor.
     #[must_use]
     pub fn mode_in(&self, namespace: &Name) -> TrafficMode {
         let own = self.namespaces.get(namespace).and_then(|admission| admission.mode);
         self.raise_mode(namespace, own.unwrap_or(self.mode))
     }
 
-    /// What becomes of connections to a workload that come without mutual TLS: as it says, or its
-    /// namespace, or the mesh; refused where the floor refuses them.
+    /// The treatment of connections to a workload without mutual TLS: its own setting, or else that of its
+    /// namespace, or else that of the mesh; rejected if the floor requires it.
     #[must_use]
     pub fn plaintext_of(&self, workload: &Workload) -> Plaintext {
         let namespace = &workload.name.namespace;
@@ -79,7 +79,7 @@ impl MeshConfig {
         }
     }
 
-    /// The floor of a namespace; `None` for a namespace that is excepted.
+    /// The floor of a namespace; `None` for an exempt namespace.
     #[must_use]
     pub fn floor_in(&self, namespace: &Name) -> Option<&Floor> {
         (!self.floor.except_namespaces.contains(namespace)).then_some(&*self.floor)
@@ -104,7 +104,7 @@ impl MeshConfig {
 }
 
 impl Default for MeshConfig {
-    /// `cluster.local`, permissive: what a mesh without a `MeshConfig` document has.
+    /// `cluster.local`, permissive: the settings of a mesh without a `MeshConfig` document.
     fn default() -> Self {
         let domain = Name::new("cluster.local").expect("a literal DNS name is valid");
         Self {
@@ -124,19 +124,19 @@ impl Default for MeshConfig {
     }
 }
 
-/// Whether policies decide who may call whom.
+/// The mode of authorization between members of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TrafficMode {
     /// Every verified member of the mesh may call every service.
     Permissive,
-    /// Only what a policy allows.
+    /// Only traffic that a policy allows.
     Strict,
-    /// As in strict mode, but who would be denied is let in, counted and told.
+    /// As in strict mode, but denied traffic is allowed, counted and reported.
     Audit,
 }
 
 impl TrafficMode {
-    /// All of them.
+    /// All values.
     pub const ALL: &'static [Self] = &[Self::Permissive, Self::Strict, Self::Audit];
 
     /// The stricter of two modes.
@@ -164,19 +164,19 @@ impl TrafficMode {
     }
 }
 
-/// What becomes of connections of applications to what is not of the mesh. It is about those that
-/// sidecars recognise by their address; with doors there are no others than those to services.
+/// The treatment of connections from applications to external destinations. It applies to intercepted
+/// connections; without interception there are no such connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Egress {
-    /// They go where they want to go, as they are.
+    /// They are forwarded unchanged.
     #[default]
     Allow,
-    /// They are refused.
+    /// They are rejected.
     Deny,
 }
 
 impl Egress {
-    /// Both.
+    /// All values.
     pub const ALL: &'static [Self] = &[Self::Allow, Self::Deny];
 
     /// The word used in manifests.
@@ -189,19 +189,19 @@ impl Egress {
     }
 }
 
-/// What becomes of connections that come in without mutual TLS of the mesh.
+/// The treatment of inbound connections without mutual TLS of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Plaintext {
-    /// They are refused.
+    /// They are rejected.
     #[default]
     Refuse,
-    /// They are let in as peers without identity, where policies let such peers in: for the time
-    /// in which not all clients are in the mesh yet.
+    /// They are allowed as unauthenticated peers, if policies allow such peers: for the migration of clients
+    /// into the mesh.
     Accept,
 }
 
 impl Plaintext {
-    /// Both.
+    /// All values.
     pub const ALL: &'static [Self] = &[Self::Refuse, Self::Accept];
 
     /// The word used in manifests.

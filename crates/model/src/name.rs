@@ -1,4 +1,4 @@
-//! Names of objects: a namespace and a name, with a type for each role.
+//! Object names: a namespace and a name, with one type for each kind of object.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -11,10 +11,10 @@ use std::sync::Arc;
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// Checks and keeps a name.
+    /// Validates a name.
     ///
     /// # Errors
-    /// [`InvalidName`] when the text is not a DNS-1123 subdomain.
+    /// [`InvalidName`] if the text is not a DNS-1123 subdomain.
     pub fn new(text: &str) -> Result<Self, InvalidName> {
         if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.split('.').all(is_label) {
             return Err(InvalidName { text: text.chars().take(NAME_BYTES_MAX).collect() });
@@ -29,7 +29,7 @@ impl Name {
     }
 }
 
-/// Clones share their text, so most comparisons on the data path are one of addresses.
+/// Clones share their text, so most comparisons on the data path compare pointers only.
 impl PartialEq for Name {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
@@ -64,10 +64,10 @@ impl FromStr for Name {
     }
 }
 
-/// A text that cannot be a name.
+/// A text that is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidName {
-    /// What was given, cut to 253 characters.
+    /// The text, truncated to 253 characters.
     pub text: String,
 }
 
@@ -76,7 +76,7 @@ impl std::error::Error for InvalidName {}
 impl fmt::Display for InvalidName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = &self.text;
-        // A valid name is rejected only where a namespace has to precede it.
+        // A valid name is rejected only if it lacks a namespace.
         if Name::new(text).is_ok() {
             return write!(f, "`{text}` has no namespace: write NAMESPACE/{text}");
         }
@@ -93,14 +93,14 @@ macro_rules! object_name {
         $(#[$caption])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $type {
-            /// The namespace that holds the object.
+            /// The namespace of the object.
             pub namespace: Name,
             /// The object's own name, unique for its kind in the namespace.
             pub name: Name,
         }
 
         impl $type {
-            /// Checks both parts.
+            /// Validates both parts.
             ///
             /// # Errors
             /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
@@ -109,7 +109,7 @@ macro_rules! object_name {
             }
         }
 
-        /// `namespace/name`.
+        /// Formats as `namespace/name`.
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{}/{}", self.namespace, self.name)
@@ -122,7 +122,7 @@ macro_rules! object_name {
             }
         }
 
-        /// Reads `namespace/name`.
+        /// Parses `namespace/name`.
         impl FromStr for $type {
             type Err = InvalidName;
 
@@ -141,15 +141,15 @@ object_name! {
     WorkloadName
 }
 object_name! {
-    /// The name of a service: what clients call.
+    /// The name of a service: a destination of clients.
     ServiceName
 }
 object_name! {
-    /// The name of an `HTTPRoute`, or of another object whose rules choose backends.
+    /// The name of an `HTTPRoute`, or of another object with rules that choose backends.
     RouteName
 }
 object_name! {
-    /// The name of a policy: of an SMI `TrafficTarget`, an `AccessPolicy` or an `Egress`.
+    /// The name of a policy: an SMI `TrafficTarget`, an `AccessPolicy` or an `Egress`.
     PolicyName
 }
 object_name! {
@@ -190,7 +190,7 @@ fn is_label(label: &str) -> bool {
         && bytes.iter().all(|b| alphanumeric(b) || *b == b'-')
 }
 
-/// RFC 1123 and Kubernetes: the longest subdomain.
+/// The maximum length of a subdomain (RFC 1123, Kubernetes).
 const NAME_BYTES_MAX: usize = 253;
 
 #[cfg(test)]

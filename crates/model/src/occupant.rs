@@ -1,4 +1,4 @@
-//! What is at an address: what a sidecar is told that asked for it.
+//! Address entries: the service or workload at an address, sent to sidecars that query it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,32 +7,32 @@ use crate::endpoint::Endpoint;
 use crate::name::{ServiceName, WorkloadName};
 use crate::service::Protocol;
 
-/// What is at an address.
+/// The service or workload at an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Occupant {
-    /// Nothing of the mesh.
+    /// An address outside the mesh.
     Outside,
     /// A service; its ports are those of the address.
     Service(ServiceName),
-    /// One workload.
+    /// A workload.
     Workload {
-        /// Which.
+        /// The workload.
         workload: WorkloadName,
-        /// The ports of its application that services lead to. Others are nothing of the mesh.
+        /// The application ports that services select. Other ports are outside the mesh.
         ports: BTreeMap<u16, OccupantPort>,
     },
 }
 
-/// A port of an application that is reached by the address of its workload.
+/// An application port that is reached by the address of its workload.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OccupantPort {
-    /// The service whose endpoint it is.
+    /// The service that the endpoint belongs to.
     pub service: ServiceName,
     /// The port of that service.
     pub port: u16,
-    /// What is spoken there.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Where its sidecar accepts mutual TLS; absent while that is not there. Whether the workload
-    /// takes requests does not matter to who calls it by its own address.
+    /// The mutual TLS endpoint of its sidecar; absent while the sidecar is not connected. Readiness of the
+    /// workload does not matter to clients that call it by its own address.
     pub endpoint: Option<Arc<Endpoint>>,
 }

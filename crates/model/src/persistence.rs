@@ -1,44 +1,44 @@
-//! Persistence: requests of one client keep to the endpoint that answered the first of them.
+//! Session persistence: requests of one client use the endpoint that served the first of them.
 
 use std::time::Duration;
 
 use crate::action::HeaderEdits;
 
-/// That the requests of one client keep to one endpoint, which a value names that the client gets
-/// with an answer and shows with its next requests (Gateway API, GEP-1619).
+/// Session persistence by a value that the client receives in a response and sends with later requests (Gateway
+/// API, GEP-1619).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Persistence {
-    /// The cookie's or the header's name; one of its own for each rule when absent.
+    /// The name of the cookie or header; a distinct one for each rule when absent.
     pub name: Option<String>,
-    /// What carries the value.
+    /// The location of the value.
     pub carrier: Carries,
-    /// For how long the value counts, from the first answer that told it.
+    /// The lifetime of the value since the first response that set it.
     pub absolute: Option<Duration>,
-    /// For how long it counts, from the last answer that told it.
+    /// The lifetime of the value since the last response that set it.
     pub idle: Option<Duration>,
-    /// The path that a cookie is for; the one that the match names when absent.
+    /// The path of the cookie; that of the match when absent.
     pub path: Option<String>,
 }
 
-/// What carries the value of a [`Persistence`].
+/// The location of the value of a [`Persistence`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Carries {
-    /// A cookie, until the client ends its own session.
+    /// A session cookie.
     Cookie,
-    /// A cookie, until the time of [`Persistence::absolute`], which is there, is over.
+    /// A cookie that expires after [`Persistence::absolute`], which is set.
     LastingCookie,
-    /// A header, of requests and of answers.
+    /// A header of requests and responses.
     Header,
 }
 
 impl Persistence {
-    /// The most bytes of a name, as in the schema of the Gateway API.
+    /// The maximum length of a name, as in the schema of the Gateway API.
     pub const NAME_BYTES_MAX: usize = 256;
-    /// The most bytes of a path, as in the schema of the Gateway API.
+    /// The maximum length of a path, as in the schema of the Gateway API.
     pub const PATH_BYTES_MAX: usize = 1024;
 
-    /// Whether a text can be the name: a token (RFC 6265 §4.1.1, RFC 9110 §5.6.2); of a header one in
-    /// lower case that rules may edit, and none of those that cookies travel in.
+    /// True for a valid name: a token (RFC 6265 §4.1.1, RFC 9110 §5.6.2); a header name is in lower case,
+    /// editable by rules, and not one of the cookie headers.
     #[must_use]
     pub fn is_name(name: &str, carrier: Carries) -> bool {
         let fits = HeaderEdits::is_name(&name.to_ascii_lowercase());
@@ -53,8 +53,8 @@ impl Persistence {
         }
     }
 
-    /// Whether a text can be the path of a cookie: it begins with `/`, and nothing in it ends the
-    /// attribute (RFC 6265 §4.1.1).
+    /// True for a valid cookie path: it begins with `/` and contains no character that ends the attribute (RFC
+    /// 6265 §4.1.1).
     #[must_use]
     pub fn is_path(path: &str) -> bool {
         path.starts_with('/')

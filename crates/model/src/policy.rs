@@ -1,26 +1,26 @@
-//! Policies: who may call whom, as authors write them and as a sidecar enforces them.
+//! SMI access control: the objects as written, and the rules that a sidecar enforces.
 
 use crate::identity::ServiceAccount;
 use crate::name::{PolicyName, RouteGroupName, TcpRouteName};
 use crate::route::RequestMatch;
 
-/// An SMI `TrafficTarget`: sources that may use the rules at a destination.
+/// An SMI `TrafficTarget`: sources and the traffic that they may send to a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficTarget {
-    /// Its name; route groups are looked up in the same namespace.
+    /// Its name; route groups are resolved in the same namespace.
     pub name: PolicyName,
-    /// Whose inbound traffic it allows; always of the policy's own namespace.
+    /// The account that the traffic is allowed to; always of the policy's own namespace.
     pub destination: ServiceAccount,
-    /// Who is allowed.
+    /// The allowed sources.
     pub sources: Vec<ServiceAccount>,
-    /// What is allowed.
+    /// The allowed traffic.
     pub rules: Vec<TargetRule>,
 }
 
 /// One rule of a `TrafficTarget`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetRule {
-    /// The named matches of an `HTTPRouteGroup`; no names allow nothing.
+    /// The named matches of an `HTTPRouteGroup`; an empty list allows nothing.
     Http {
         /// The group.
         group: RouteGroupName,
@@ -46,9 +46,9 @@ pub struct HttpRouteGroup {
 /// One named match of an `HTTPRouteGroup`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedMatch {
-    /// How a `TrafficTarget` refers to it.
+    /// The name that a `TrafficTarget` refers to.
     pub name: String,
-    /// What the request must look like; regular expressions match in full.
+    /// The conditions on the request; regular expressions match in full.
     pub request: RequestMatch,
 }
 
@@ -71,7 +71,7 @@ pub enum PortSet {
 }
 
 impl PortSet {
-    /// Whether it has this port.
+    /// True if the set contains this port.
     #[must_use]
     pub fn contains(&self, port: u16) -> bool {
         match self {
@@ -81,24 +81,24 @@ impl PortSet {
     }
 }
 
-/// What a sidecar enforces inbound, compiled from the policies that name its account.
+/// The inbound authorization of a sidecar, compiled from the policies of its account.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Every verified member of the mesh may call.
     Permissive,
-    /// Only what one of these rules allows; none allow nothing.
+    /// Only traffic that one of these rules allows; an empty list allows nothing.
     Strict(Vec<AccessRule>),
 }
 
-/// What one policy allows at one workload.
+/// The traffic that one policy allows to one workload.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AccessRule {
-    /// The policy, named in refusals and by `leno explain`.
+    /// The policy, reported in rejections and by `leno explain`.
     pub policy: PolicyName,
-    /// Who is allowed.
+    /// The allowed sources.
     pub sources: Vec<ServiceAccount>,
-    /// HTTP requests that are allowed; none when empty.
+    /// The allowed HTTP requests; none when empty.
     pub http: Vec<RequestMatch>,
-    /// Ports on which opaque TCP is allowed; `Only` of an empty list allows none.
+    /// The ports with allowed opaque TCP; `Only` of an empty list allows none.
     pub tcp: PortSet,
 }

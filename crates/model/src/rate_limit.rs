@@ -1,5 +1,4 @@
-//! Rate limits: how much may come in at a port in a time, and be under way there, as the server's
-//! sidecar counts it.
+//! Rate limits and concurrency limits of inbound traffic, enforced by the server's sidecar.
 
 use std::time::Duration;
 
@@ -10,30 +9,30 @@ use crate::identity::ServiceAccount;
 use crate::route::RequestMatch;
 use crate::service_policy::ServicePolicyName;
 
-/// What may come in at a port, and who said so.
+/// The limits of a port, and the policy that sets them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortLimits {
     /// The policy.
     pub policy: ServicePolicyName,
-    /// What it says.
+    /// Its setting.
     pub limits: RateLimits,
 }
 
-/// How much may come in at a port in a time, and be under way there. Never empty.
+/// The rate limits and the concurrency limit of a port. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RateLimits {
-    /// Opaque connections. Requests share a link, which this does not bound.
+    /// Opaque connections. The links that requests share are not limited.
     pub connections: Option<Rate>,
-    /// Requests, in the order of the document: all that fit must have room.
+    /// Request limits in document order; a request needs room under every matching rule.
     pub rules: Vec<RateRule>,
-    /// Requests that are under way at once.
+    /// The limit of concurrent requests.
     pub concurrency: Option<Concurrency>,
-    /// What a rate limit service is asked about requests that have room under these rules.
+    /// The rate limit service, called for requests with room under these rules.
     pub global: Option<Box<GlobalLimit>>,
 }
 
 impl RateLimits {
-    /// Whether nothing is bounded.
+    /// True if there is no limit.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let Self { connections, rules, concurrency, global } = self;
@@ -41,47 +40,47 @@ impl RateLimits {
     }
 }
 
-/// How many requests may be under way at once.
+/// A limit of concurrent requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Concurrency {
-    /// So many, at least 1 and at most [`Rate::COUNT_MAX`].
+    /// The maximum, at least 1 and at most [`Rate::COUNT_MAX`].
     pub requests: u32,
-    /// Fewer, where the application answers slower than it can; never when absent.
+    /// Lowers the limit while the application responds slowly; disabled when absent.
     pub adaptive: Option<AdaptiveConcurrency>,
-    /// What is answered to those that are too many.
+    /// The response to requests over the limit.
     pub answer: FixedAnswer,
 }
 
-/// How a number of requests follows what an application can take.
+/// An adaptive concurrency limit, by the response latency of the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdaptiveConcurrency {
-    /// So many at least, from 1 to the most.
+    /// The lower bound of the limit, from 1 to the maximum.
     pub least: u32,
-    /// By how many percent answers may take longer than those of an application that has little to do.
+    /// The tolerated latency increase over an idle application, in percent.
     pub slower_percent: u16,
 }
 
-/// Which requests are counted, and how many of them may come.
+/// A rate limit for matching requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RateRule {
-    /// Its own name, or its place in the document, such as `rules[0]`.
+    /// Its own name, or its index in the document, such as `rules[0]`.
     pub name: String,
-    /// What is asked, any of these; everything when empty.
+    /// Matching requests, any of these; all when empty.
     pub requests: Vec<RequestMatch>,
-    /// Who calls, any of these; everybody when empty.
+    /// Matching callers, any of these; all when empty.
     pub peers: Vec<PeerMatch>,
-    /// What has a bucket of its own.
+    /// The key of its buckets.
     pub each: Each,
-    /// How many may come.
+    /// The rate.
     pub rate: Rate,
-    /// Whether rules after it are not asked about what it fits.
+    /// True if later rules are skipped for matching requests.
     pub is_last: bool,
-    /// What is answered to those that are too many.
+    /// The response to requests over the limit.
     pub answer: FixedAnswer,
 }
 
 impl RateRule {
-    /// Whether it is about this caller; `None` is one that proved no identity.
+    /// True if the rule matches this caller; `None` is an unauthenticated caller.
     #[must_use]
     pub fn names(&self, caller: Option<&ServiceAccount>) -> bool {
         let named = |account| self.peers.iter().any(|peer| peer.fits(account));
@@ -89,46 +88,46 @@ impl RateRule {
     }
 }
 
-/// What has a bucket of its own under one rule.
+/// The key of the buckets of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Each {
-    /// All requests have one together.
+    /// One bucket for all requests.
     #[default]
     Nothing,
-    /// Every account that calls; who proved no identity shares one.
+    /// One bucket for each calling account; unauthenticated callers share one.
     Client {
-        /// How many buckets are remembered at least, those used last; at least 1.
+        /// The minimum number of buckets kept, the most recently used ones; at least 1.
         buckets: u32,
     },
-    /// Every value of a header; requests without it share one.
+    /// One bucket for each value of a header; requests without it share one.
     Header {
         /// Its name, in lower case.
         name: String,
-        /// How many buckets are remembered at least, those used last; at least 1.
+        /// The minimum number of buckets kept, the most recently used ones; at least 1.
         buckets: u32,
     },
 }
 
-/// A token bucket: it holds `size` tokens at most and gets `count` of them evenly over `time`.
+/// A token bucket: it holds at most `size` tokens and is refilled evenly with `count` tokens per `time`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// How many tokens it gets, at least 1.
+    /// The number of tokens per `time`, at least 1.
     pub count: u32,
-    /// In which time; from a second to a day.
+    /// The refill period; from a second to a day.
     pub time: Duration,
-    /// How many it holds, at least 1: so many may come at once.
+    /// The capacity, at least 1: the maximum burst.
     pub size: u32,
 }
 
 impl Rate {
-    /// The shortest time: tokens of a bucket are a microsecond apart at least.
+    /// The minimum period: tokens of a bucket are at least a microsecond apart.
     pub const TIME_MIN: Duration = Duration::from_secs(1);
-    /// The longest time.
+    /// The maximum period.
     pub const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
-    /// The most tokens that a bucket gets.
+    /// The maximum number of tokens per period.
     pub const COUNT_MAX: u32 = 1_000_000;
-    /// The most tokens that a bucket holds.
+    /// The maximum capacity.
     pub const SIZE_MAX: u32 = 2_000_000;
-    /// The most buckets of one rule.
+    /// The maximum number of buckets of a rule.
     pub const BUCKETS_MAX: u32 = 100_000;
 }

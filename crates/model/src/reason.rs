@@ -1,37 +1,37 @@
-//! Why a request or connection failed: the closed list behind statuses, metrics and documents.
+//! Failure reasons of requests and connections: the closed list used in statuses, metrics and documents.
 
-/// The field of an answer of a sidecar's own that says why; gateways keep it to the reason alone, and
-/// pass none on.
+/// The header with the reason, on responses that a sidecar generates. Gateways send the reason without details,
+/// and remove this header from forwarded responses.
 pub const REASON_FIELD: &str = "leno-reason";
 
-/// Who is at fault.
+/// The party at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The client of this sidecar.
     Downstream,
     /// This sidecar, its rules or its limits.
     Ours,
-    /// Where this sidecar sent the request.
+    /// The destination of the request.
     Upstream,
 }
 
-/// Whether another endpoint may be tried.
+/// The conditions under which another endpoint may be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// The same answer would come again, or the request may have taken effect.
+    /// The same response is expected again, or the request may have taken effect.
     Never,
-    /// Only if nothing of the request reached the application, or it is idempotent and whole.
+    /// Only if no part of the request reached the application, or the request is idempotent and complete.
     IfUnsent,
-    /// Nothing was sent.
+    /// No part of the request was sent.
     Always,
 }
 
 macro_rules! reasons {
     ($($(#[doc = $caption:literal])+ $variant:ident $code:literal $label:literal $status:literal $side:ident $retry:ident
         $remedy:literal;)+) => {
-        /// Why a request or connection failed. One table: code, label, status, side, retry, remedy.
+        /// The reason that a request or connection failed. One table: code, label, status, side, retry, remedy.
         ///
-        /// Status 0 means that no response is made: the connection is reset or was never opened.
+        /// Status 0 means that no response is sent: the connection is reset or was never opened.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Reason { $($(#[doc = $caption])+ $variant,)+ }
 
@@ -39,8 +39,8 @@ macro_rules! reasons {
             /// Every reason, in the order of the documents.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// The code of it, for good: a new reason gets the next number of its side, and that of one
-            /// that is gone is never given again. `E1…` is downstream, `E2…` upstream, `E3…` ours.
+            /// Its permanent code: a new reason gets the next number of its side, and the code of a removed
+            /// reason is never reused. `E1…` is downstream, `E2…` upstream, `E3…` ours.
             #[must_use]
             pub const fn code(self) -> &'static str {
                 match self { $(Self::$variant => $code,)+ }
@@ -52,26 +52,26 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $label,)+ }
             }
 
-            /// The HTTP status that the sidecar answers with; 0 when it answers nothing.
+            /// The HTTP status of the sidecar's response; 0 if there is none.
             #[must_use]
             pub const fn status(self) -> u16 {
                 match self { $(Self::$variant => $status,)+ }
             }
 
-            /// Who is at fault.
+            /// The party at fault.
             #[must_use]
             pub const fn side(self) -> Side {
                 match self { $(Self::$variant => Side::$side,)+ }
             }
 
-            /// Whether another endpoint may be tried.
+            /// The conditions under which another endpoint may be tried.
             #[must_use]
             pub const fn retry(self) -> Retry {
                 match self { $(Self::$variant => Retry::$retry,)+ }
             }
 
-            /// True where a sidecar rejected the request or connection itself: by a policy, a limit, a route, or
-            /// because of its form. False where a peer, the network or the application failed.
+            /// True if a sidecar rejected the request or connection itself: by a policy, a limit, a route, or
+            /// because of its syntax. False if a peer, the network or the application failed.
             #[must_use]
             pub const fn is_rejection(self) -> bool {
                 match self.side() {
@@ -89,13 +89,13 @@ macro_rules! reasons {
                 }
             }
 
-            /// One sentence for operators.
+            /// A sentence for operators.
             #[must_use]
             pub const fn caption(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($caption),+).trim_ascii(),)+ }
             }
 
-            /// What an operator can do about it, in one sentence.
+            /// A hint for operators, in one sentence.
             #[must_use]
             pub const fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy,)+ }
@@ -107,7 +107,7 @@ macro_rules! reasons {
                 Self::ALL.iter().copied().find(|reason| reason.label() == label)
             }
 
-            /// The reason with this label or code, in capitals or not.
+            /// The reason with this label or code, case-insensitively.
             #[must_use]
             pub fn named(word: &str) -> Option<Self> {
                 let is_it = |name: &str| name.eq_ignore_ascii_case(word);
@@ -314,8 +314,8 @@ mod tests {
         }
     }
 
-    /// Operators look codes up for years: a line of this list never changes and never goes, also when
-    /// the reason does. A new reason adds one.
+    /// Operators search for codes for years: a line of this list never changes and is never removed, even if
+    /// the reason is. A new reason adds a line.
     const GIVEN: &[(&str, &str)] = &[
         ("E1001", "bad-request"),
         ("E1002", "head-too-large"),

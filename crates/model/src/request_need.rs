@@ -1,4 +1,4 @@
-//! Policies that decide by request: where one of them applies, bytes in which no request is seen are rejected.
+//! Policies that match by request: opaque bytes are rejected at ports where one applies.
 
 use crate::access_policy::{PolicyAction, PolicyRule};
 use crate::balancing::{HashKey, LoadBalancing};
@@ -13,20 +13,20 @@ use crate::service_policy::{
 };
 use crate::snapshot::WorkloadPlan;
 
-/// The part of the traffic of a port that a policy needs to see.
+/// The traffic that a policy must see to be enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestNeed {
-    /// Connections are enough.
+    /// Connections; requests are not needed.
     None,
-    /// Requests, on ports where some may be hidden in opaque bytes. A port that is declared `TCP` carries none: bytes in which
-    /// HTTP begins are rejected there.
+    /// Requests, at ports where opaque bytes may contain some. A port that is declared `TCP` has none: bytes
+    /// that begin like HTTP are rejected there.
     WhereSpoken,
-    /// Requests, and nothing else comes in at any port: each has to prove something.
+    /// Requests only, at any port: each must be authenticated.
     Always,
 }
 
 impl RequestNeed {
-    /// True when opaque bytes would get past the policy at a port of this protocol. They are rejected there.
+    /// True if opaque bytes would bypass the policy at a port of this protocol. They are rejected there.
     #[must_use]
     pub const fn rejects_bytes(self, declared: Protocol) -> bool {
         match self {
@@ -38,7 +38,7 @@ impl RequestNeed {
 }
 
 impl ServiceRule {
-    /// The need of the policy. Every kind of policy about a service has its line here.
+    /// The need of the policy. Every kind of service policy has its line here.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
@@ -46,7 +46,7 @@ impl ServiceRule {
             Self::UpstreamTrafficSetting(both) => both.1.request_need(),
             Self::FaultInjection(_) => Faults::REQUEST_NEED,
             Self::Guard(guard) => guard.request_need(),
-            // These bound, spread and repeat the requests of the client itself.
+            // These limit, balance and retry the client's own requests.
             Self::OutlierRemoval(_)
             | Self::SermantRemoval(_)
             | Self::CircuitBreaker(_)
@@ -57,7 +57,7 @@ impl ServiceRule {
 }
 
 impl ServiceRule {
-    /// True when the policy has an effect on connections in which no request is seen.
+    /// True if the policy has an effect on opaque connections.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         match self {
@@ -76,7 +76,7 @@ impl ServiceRule {
 }
 
 impl Removal {
-    /// True when the policy has an effect on connections in which no request is seen.
+    /// True if the policy has an effect on opaque connections.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         match &self.algorithm {
@@ -93,7 +93,7 @@ impl OutlierRemoval {
 }
 
 impl FailureClasses {
-    /// True when a connection can fail in one of these ways: the rest are responses.
+    /// True if a class of connection failures counts; the rest are responses.
     #[must_use]
     pub const fn has_connections(&self) -> bool {
         self.connect || self.timeout || self.reset
@@ -101,7 +101,7 @@ impl FailureClasses {
 }
 
 impl CircuitBreaker {
-    /// True when the circuit breaker has an effect on connections in which no request is seen.
+    /// True if the circuit breaker has an effect on opaque connections.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         let opens = |trip: &Trip| trip.failures.has_connections() || trip.slow.is_some();
@@ -110,21 +110,21 @@ impl CircuitBreaker {
             || self.trip.as_ref().is_some_and(opens)
     }
 
-    /// The part that has an effect on connections in which no request is seen.
+    /// The part that has an effect on opaque connections.
     #[must_use]
     pub fn for_connections(&self) -> Self {
         let limits =
             CircuitLimits { connections: self.limits.connections, ..CircuitLimits::default() };
         let trip = self.trip.clone();
-        // A connection is reset, not answered.
+        // A connection is reset, without a response.
         let answer = FixedAnswer::default();
         Self { limits, trip, answer, connect_timeout: self.connect_timeout }
     }
 }
 
 impl LoadBalancing {
-    /// True when the algorithm has an effect on connections in which no request is seen: only requests have headers and
-    /// cookies to hash.
+    /// True if the algorithm has an effect on opaque connections: only requests have headers and cookies to
+    /// hash.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         !matches!(self.algorithm.key(), Some(HashKey::Header(_) | HashKey::Cookie(_)))
@@ -137,7 +137,7 @@ impl Faults {
 }
 
 impl RateLimits {
-    /// The need of limits: requests, but for a limit of connections.
+    /// The need of limits: requests, except for a connection limit.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         let Self { connections: _, rules, concurrency, global } = self;
@@ -149,7 +149,8 @@ impl RateLimits {
 }
 
 impl Guard {
-    /// The need of a guard. Optional tokens are verified, and forged claim headers removed, only in requests.
+    /// The need of an external authorization or token policy. Optional tokens are verified, and forged claim
+    /// headers removed, only in requests.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
@@ -161,7 +162,7 @@ impl Guard {
 }
 
 impl PolicyRule {
-    /// The need of a rule: one that allows some requests allows no bytes, and needs to see none.
+    /// The need of a rule: an allow rule for requests never allows bytes anyway.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self.action == PolicyAction::Deny && self.is_about_requests() {
@@ -179,21 +180,22 @@ impl WorkloadPlan {
         known.map_or(Protocol::Detect, |known| known.protocol)
     }
 
-    /// The policy that makes a port reject opaque bytes of every peer. Rules of access policies are about some peers, and
-    /// are evaluated with these.
+    /// The policy that makes a port reject opaque bytes of every peer. Access policy rules match single
+    /// peers, and are evaluated when a peer connects.
     #[must_use]
     pub fn rejects_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
         let declared = self.declared(port);
         self.needs(port).find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
     }
 
-    /// The policy that makes a port reject opaque bytes of every peer in which HTTP begins, whatever the port declares.
+    /// The policy that makes a port reject opaque bytes that begin like HTTP, of every peer, regardless of the
+    /// declared protocol.
     #[must_use]
     pub fn rejects_hidden_requests(&self, port: u16) -> Option<&ServicePolicyName> {
         self.needs(port).find_map(|(need, policy)| (need != RequestNeed::None).then_some(policy))
     }
 
-    /// The needs of all policies about a port.
+    /// The needs of all policies of a port.
     fn needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
         let guards = self.guards.get(&port).into_iter().flatten();
         let guards = guards.map(|guard| (guard.guard.request_need(), &guard.policy));

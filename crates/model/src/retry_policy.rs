@@ -1,4 +1,4 @@
-//! Retry policies: whose requests to which services are sent once more.
+//! Retry policies: retries of one account's requests to some services.
 
 use std::time::Duration;
 
@@ -6,31 +6,31 @@ use crate::action::RetryRule;
 use crate::identity::ServiceAccount;
 use crate::name::{PolicyName, ServiceName};
 
-/// A `Retry` of OSM, osm-edge or FSM. A rule of a route that speaks of retries goes before it.
+/// A `Retry` of OSM, osm-edge or FSM. Retry settings of a route rule take precedence over it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// Its name.
     pub name: PolicyName,
-    /// Whose requests; of the policy's namespace.
+    /// The account of the clients; of the policy's namespace.
     pub source: ServiceAccount,
-    /// To which services, at least one, each once.
+    /// The destination services, at least one, each once.
     pub services: Vec<ServiceName>,
-    /// When, and how often.
+    /// The conditions and number of retries.
     pub rule: RetryRule,
-    /// How long one attempt may take until its answer begins; no limit of its own when absent.
+    /// The timeout of one attempt until the response begins; none of its own when absent.
     pub answer_timeout: Option<Duration>,
-    /// Its creation in a cluster, in seconds; 0 in a file.
+    /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
 
 impl RetryPolicy {
-    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    /// The precedence among policies for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &PolicyName) {
         (self.created, &self.name)
     }
 
-    /// What it says of requests to one of its services.
+    /// The settings for requests to one of its services.
     #[must_use]
     pub fn of_service(&self) -> ServiceRetry {
         ServiceRetry {
@@ -41,13 +41,13 @@ impl RetryPolicy {
     }
 }
 
-/// When requests of a workload to one service are sent once more, as its sidecar has it.
+/// The retry settings of a workload's requests to one service, as sent to its sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ServiceRetry {
     /// The policy.
     pub policy: PolicyName,
-    /// When, and how often.
+    /// The conditions and number of retries.
     pub rule: RetryRule,
-    /// How long one attempt may take until its answer begins; no limit of its own when absent.
+    /// The timeout of one attempt until the response begins; none of its own when absent.
     pub answer_timeout: Option<Duration>,
 }

@@ -1,4 +1,5 @@
-//! Revocations: accounts and single workloads that are members no more, whatever certificates they hold.
+//! Revocations of accounts and single workloads, which are no longer members of the mesh despite valid
+//! certificates.
 
 use std::collections::BTreeSet;
 
@@ -6,18 +7,18 @@ use crate::identity::ServiceAccount;
 use crate::instance::{Instance, Uid};
 use crate::name::WorkloadName;
 
-/// A workload that is no member any more, although its account is one.
+/// A revoked workload of an account that is not revoked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RevokedWorkload {
     /// Its name.
     pub workload: WorkloadName,
-    /// The one pod of that name that is meant; every pod and proxy of that name when absent.
+    /// The UID of the revoked pod; every pod and proxy of this name when absent.
     pub uid: Option<Uid>,
 }
 
 impl RevokedWorkload {
-    /// True when it covers a certificate of the workload with this instance. A certificate without instance is older
-    /// than the newest pod of its name.
+    /// True if it covers a certificate of this instance of the workload. A certificate without an instance is
+    /// older than the newest pod of its name.
     fn covers(&self, instance: Option<&Instance>) -> bool {
         match (&self.uid, instance) {
             (None, _) | (_, None) => true,
@@ -27,17 +28,17 @@ impl RevokedWorkload {
     }
 }
 
-/// All that is revoked.
+/// All revocations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Revocations {
-    /// Accounts.
+    /// Revoked accounts.
     pub accounts: BTreeSet<ServiceAccount>,
-    /// Single workloads of other accounts.
+    /// Revoked workloads of other accounts.
     pub workloads: BTreeSet<RevokedWorkload>,
 }
 
 impl Revocations {
-    /// True when a workload is revoked in this instance of it.
+    /// True if this instance of a workload is revoked.
     #[must_use]
     pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
         let first = RevokedWorkload { workload: workload.clone(), uid: None };

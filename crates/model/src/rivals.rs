@@ -1,4 +1,4 @@
-//! Which of several routes, splits or policies about retries has a say where they meet, and which has none.
+//! Conflict resolution between routes, splits and retry policies on one service.
 
 use crate::name::{RouteName, ServiceName};
 use crate::retry_policy::RetryPolicy;
@@ -8,7 +8,7 @@ use crate::tls_route::TlsRoute;
 use crate::traffic_split::TrafficSplit;
 
 impl RouteParent {
-    /// Whether this port is it, or one of its.
+    /// True if this parent includes a service port.
     #[must_use]
     pub fn has(&self, service: &ServiceName, port: u16) -> bool {
         self.service == *service && self.port.is_none_or(|only| only == port)
@@ -16,8 +16,8 @@ impl RouteParent {
 }
 
 impl HttpRoute {
-    /// Whether another one has no say beside it on a port of both. Those of another namespace decide for
-    /// other clients.
+    /// True if this route replaces another one on a port of both. Routes of other namespaces apply to other
+    /// clients.
     #[must_use]
     pub fn goes_before(&self, other: &Self) -> bool {
         self.kind > other.kind && self.name.namespace == other.name.namespace
@@ -25,7 +25,7 @@ impl HttpRoute {
 }
 
 impl GatewayTcpRoute {
-    /// Whether another one has no say beside it on a port of both.
+    /// True if this route replaces another one on a port of both.
     #[must_use]
     pub fn goes_before(&self, other: &Self) -> bool {
         is_before((self.created, &self.rule.route), (other.created, &other.rule.route))
@@ -33,8 +33,8 @@ impl GatewayTcpRoute {
 }
 
 impl TlsRoute {
-    /// Of routes on one port, the first that leaves this one nothing, alone or with others: each of its
-    /// host names is that of one that goes before.
+    /// The first of the routes on a port that leave this one no traffic, alone or together: each of its host
+    /// names is taken by a route with precedence.
     pub fn rival<'a>(&self, others: impl Iterator<Item = &'a Self> + Clone) -> Option<&'a Self> {
         let own = (self.created, &self.rule.route);
         let before = others.filter(|it| is_before((it.created, &it.rule.route), own));
@@ -48,7 +48,7 @@ impl TlsRoute {
 }
 
 impl TrafficSplit {
-    /// Whether another one decides nothing beside it: both are about everything that is meant for one root.
+    /// True if this split replaces another one: both apply to all traffic of one root.
     #[must_use]
     pub fn goes_before(&self, other: &Self) -> bool {
         let are_whole = self.groups.is_none() && other.groups.is_none();
@@ -59,7 +59,7 @@ impl TrafficSplit {
 }
 
 impl RetryPolicy {
-    /// Whether another one decides nothing beside it about requests to a service.
+    /// True if this policy replaces another one for requests to a service.
     #[must_use]
     pub fn goes_before(&self, other: &Self, service: &ServiceName) -> bool {
         let are_both = self.services.contains(service) && other.services.contains(service);
@@ -67,13 +67,14 @@ impl RetryPolicy {
     }
 }
 
-/// The reason for the first of two objects to decide, as the end of a sentence about it.
+/// The reason that the first of two objects takes precedence, as the end of a sentence about it.
 #[must_use]
 pub fn first_because(first: i64, other: i64) -> &'static str {
     if first < other { "is older" } else { "comes first by name" }
 }
 
-/// The oldest goes first, then the first by name; of another namespace it is for other clients.
+/// The oldest object takes precedence, then the first by name; those of another namespace apply to other
+/// clients.
 fn is_before(one: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
     one.1.namespace == other.1.namespace && one < other
 }
@@ -103,10 +104,10 @@ mod tests {
         assert_eq!(rival(&own, &[&own, &first]), None);
         assert_eq!(rival(&own, &[&second, &first, &own]), shown("shop/first"));
         assert_eq!(rival(&first, &[&second, &first, &own]), None);
-        // A name below another one is another name, and clients of another namespace are others.
+        // A name below another one is a different name, and routes of other namespaces apply to other clients.
         assert_eq!(rival(&tls("x", 5, &["a.c"]), &[&second]), None);
         assert_eq!(rival(&own, &[&tls("bank/it", 1, &["a.b", "*.c"])]), None);
-        // Of one age the first by name goes before.
+        // Of the same age, the first by name takes precedence.
         assert_eq!(rival(&own, &[&tls("it", 5, &["a.b", "*.c"])]), shown("shop/it"));
         assert_eq!(rival(&own, &[&tls("zoo", 5, &["a.b", "*.c"])]), None);
     }

@@ -1,4 +1,4 @@
-//! Routes: which requests to a service go to which backends.
+//! HTTP and gRPC routes: rules that forward matching requests of a service to backends.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,28 +10,28 @@ use crate::name::{RouteName, ServiceName};
 /// A Gateway API `HTTPRoute` or `GRPCRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRoute {
-    /// Its name; also the last tie-breaker between equally specific matches of routes of one age.
+    /// Its name; also the last tie-breaker between equally specific matches of routes of the same age.
     pub name: RouteName,
-    /// The services whose traffic it decides, at least one.
+    /// The services that it applies to, at least one.
     pub parents: Vec<RouteParent>,
-    /// Its rules in the order of the document.
+    /// Its rules in document order.
     pub rules: Vec<RouteRule>,
-    /// In which words it was written.
+    /// The kind of object.
     pub kind: RouteKind,
-    /// When it was made, in seconds since 1970; 0 where nobody keeps that, as of files. Between equally
-    /// specific matches those of the older route decide (Gateway API, `HTTPRouteRule`).
+    /// The creation time, in seconds since 1970; 0 if unknown, as for files. Between equally specific matches
+    /// the older route takes precedence (Gateway API, `HTTPRouteRule`).
     pub created: i64,
 }
 
-/// The kind of a route: in which words its rules were written. As rules they are the same. Where
-/// several are attached to one port, the last in this order decides.
+/// The kind of a route; the rules of all kinds are equivalent. Of several kinds at one port, the last in this
+/// order takes precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum RouteKind {
     /// A `TrafficSplit`.
     Split,
     /// A `TCPRoute` of the Gateway API.
     Tcp,
-    /// A `TLSRoute`, whose rules are of another form: grants name it.
+    /// A `TLSRoute`, which has rules of another form; listed for grants.
     Tls,
     /// An `HTTPRoute`.
     #[default]
@@ -53,7 +53,7 @@ impl RouteKind {
         }
     }
 
-    /// What identifies the route of this kind and name.
+    /// The identity of the route of this kind and name.
     #[must_use]
     pub fn key(self, name: RouteName) -> ObjectKey {
         match self {
@@ -71,12 +71,12 @@ impl RouteKind {
 pub struct RouteParent {
     /// The service.
     pub service: ServiceName,
-    /// One of its ports; all of them when absent.
+    /// One of its ports; all when absent.
     pub port: Option<u16>,
 }
 
-/// Whether a route that is attached to `parents` only leads their requests back when it leads to
-/// `service`: that takes no grant.
+/// True if a route attached to `parents` only forwards their requests to `service` itself; this requires no
+/// grant.
 #[must_use]
 pub fn leads_back(parents: &[RouteParent], service: &ServiceName) -> bool {
     parents.iter().all(|parent| parent.service == *service)
@@ -85,34 +85,34 @@ pub fn leads_back(parents: &[RouteParent], service: &ServiceName) -> bool {
 /// One rule of a route.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RouteRule {
-    /// The route that the rule came from.
+    /// The route that contains the rule.
     pub route: RouteName,
-    /// Any of these must match; never empty (the reader fills in "everything").
+    /// Any of these must match; never empty (the parser adds a match for everything).
     pub matches: Vec<RequestMatch>,
-    /// Where matching requests go, by weight. Empty, or all weights 0: they are answered 500.
+    /// The weighted backends. If empty, or if all weights are 0, requests get a 500.
     pub backends: Vec<WeightedBackend>,
-    /// How long the whole exchange may take; no limit when absent.
+    /// The timeout of the whole exchange; none when absent.
     pub request_timeout: Option<Duration>,
-    /// What it does beside choosing a backend.
+    /// The actions of the rule, besides its choice of a backend.
     pub actions: RuleActions,
-    /// The kind of the route that it came from.
+    /// The kind of the route that contains the rule.
     pub kind: RouteKind,
 }
 
-/// What a request must look like; all parts must hold. The default matches everything.
+/// The conditions on a request; all parts must hold. The default matches everything.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RequestMatch {
     /// The path, without the query.
     pub path: PathMatch,
     /// One of these methods; any when empty.
     pub methods: Vec<String>,
-    /// All of these headers. Names are lower case; `:authority` stands for the host.
+    /// All of these headers. Names are in lower case; `:authority` is the host.
     pub headers: Vec<FieldMatch>,
     /// All of these query parameters. Names are case-sensitive.
     pub query: Vec<FieldMatch>,
 }
 
-/// The conditions in words, such as `path prefix /a, method GET`.
+/// Formats the conditions, such as `path prefix /a, method GET`.
 impl fmt::Display for RequestMatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = match &self.path {
@@ -145,7 +145,7 @@ impl FieldMatch {
     }
 }
 
-/// How a path is compared.
+/// A condition on a path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum PathMatch {
     /// Any path.
@@ -159,16 +159,16 @@ pub enum PathMatch {
     Regex(String),
 }
 
-/// A named value, a header or query parameter, and what it must be.
+/// A condition on a header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FieldMatch {
     /// The header or parameter.
     pub name: String,
-    /// What it must be.
+    /// The condition on its value.
     pub value: ValueMatch,
 }
 
-/// How a value is compared.
+/// A condition on a value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ValueMatch {
     /// Exactly this value.
@@ -177,21 +177,21 @@ pub enum ValueMatch {
     Regex(String),
 }
 
-/// A service port that takes a share of a rule's requests.
+/// A service port that receives a share of a rule's requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WeightedBackend {
     /// The service.
     pub service: ServiceName,
     /// Its port.
     pub port: u16,
-    /// Its share, relative to the sum over the rule's backends; 0 takes nothing.
+    /// Its share, relative to the sum over the rule's backends; 0 receives nothing.
     pub weight: u32,
-    /// What is done to its requests and answers beside what the rule does; usually nothing.
+    /// Edits of its requests and responses in addition to those of the rule; usually none.
     pub edits: Option<Box<BackendEdits>>,
 }
 
 impl WeightedBackend {
-    /// A backend whose requests and answers are only edited as the rule says.
+    /// A backend without edits of its own.
     #[must_use]
     pub const fn new(service: ServiceName, port: u16, weight: u32) -> Self {
         Self { service, port, weight, edits: None }

@@ -1,4 +1,4 @@
-//! Kinds of objects whose rules decide requests, and are counted when they do.
+//! Kinds of objects with rules that match requests and count their matches.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::route::RouteKind;
 use crate::service_policy::{ServicePolicyKind, ServicePolicyName};
 use crate::tag::TagDialect;
 
-/// The kind of an object whose rules decide requests.
+/// The kind of an object with rules that match requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RuleKind {
     /// A route or split.
@@ -18,13 +18,13 @@ pub enum RuleKind {
     AccessPolicy,
     /// An SMI access policy.
     TrafficTarget,
-    /// A policy of a service.
+    /// A service policy.
     ServicePolicy(ServicePolicyKind),
-    /// Rules about tags, or a lane.
+    /// Tag rules, or a lane.
     Tags(TagDialect),
-    /// A policy about retries.
+    /// A retry policy.
     Retry,
-    /// What opens ports to clients outside the mesh.
+    /// An ingress policy.
     Ingress(IngressKind),
 }
 
@@ -61,7 +61,7 @@ impl RuleKind {
             .find(|kind| kind.as_str() == word)
     }
 
-    /// What identifies the object of this kind and name.
+    /// The identity of the object of this kind and name.
     #[must_use]
     pub fn key(self, namespace: &Name, name: &Name) -> ObjectKey {
         let (namespace, name) = (namespace.clone(), name.clone());

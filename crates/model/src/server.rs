@@ -1,4 +1,4 @@
-//! Servers outside the mesh: where they listen, and whether inside TLS.
+//! Addresses of servers outside the mesh.
 
 use std::fmt;
 
@@ -7,41 +7,41 @@ use crate::action::Scheme;
 /// A server outside the mesh.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Server {
-    /// Whether it is spoken to inside TLS.
+    /// `Https` if connections use TLS.
     pub scheme: Scheme,
-    /// An address or a name, IPv6 without its brackets.
+    /// An address or a name; IPv6 without brackets.
     pub host: String,
     /// The port.
     pub port: u16,
 }
 
-/// Why an endpoint cannot be used.
+/// The reason that an endpoint is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
-    /// It is no URL of HTTP.
+    /// Not an HTTP URL.
     #[error("an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS")]
     Scheme,
-    /// It has no host, or one that none can be.
+    /// No host, or an invalid one.
     #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
     Host,
-    /// It has a user, and perhaps a password.
+    /// It contains a user, and perhaps a password.
     #[error("an endpoint has no user and no password: remove the part up to the `@`")]
     User,
-    /// Its host is written in another alphabet than that of the DNS.
+    /// Its host is an internationalized name that is not encoded for the DNS.
     #[error(
         "a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`"
     )]
     International,
-    /// It has no port, or one that none can be.
+    /// No port, or an invalid one.
     #[error("an endpoint needs a port from 1 to 65535, such as `:4318`")]
     Port,
-    /// It has a path where there is none, or one that is none.
+    /// An unexpected or invalid path.
     #[error("a path is of visible characters without `?` and `#`, and gRPC has none")]
     Path,
 }
 
 impl Server {
-    /// Reads `http://HOST:PORT`, or the same with `https`.
+    /// Parses `http://HOST:PORT`, or the same with `https`.
     ///
     /// # Errors
     /// [`InvalidEndpoint`] for anything else.
@@ -52,17 +52,17 @@ impl Server {
         }
     }
 
-    /// The same, and what follows it, whatever that is.
+    /// Parses the same and returns the remaining text.
     pub(crate) fn parse_with_path(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
         Self::split(url, |_| None)
     }
 
-    /// The same, where the port may be the one that goes without saying.
+    /// Parses the same; the port may be omitted.
     pub(crate) fn parse_with_default_port(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
         Self::split(url, |scheme| Some(scheme.port()))
     }
 
-    /// Reads a URL; `unsaid` is the port where none is written.
+    /// Parses a URL; `unsaid` is the default port.
     fn split(
         url: &str,
         unsaid: impl FnOnce(Scheme) -> Option<u16>,
@@ -112,7 +112,7 @@ impl Server {
         Ok((Self { scheme, host, port }, path))
     }
 
-    /// Host and port, as a URL has them.
+    /// Host and port as in a URL.
     #[must_use]
     pub fn authority(&self) -> String {
         match self.host.contains(':') {
@@ -122,14 +122,14 @@ impl Server {
     }
 }
 
-/// Its URL.
+/// Formats the URL.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}", self.scheme.as_str(), self.authority())
     }
 }
 
-/// As long as names may be in the DNS (RFC 1035 §2.3.4).
+/// The maximum length of a DNS name (RFC 1035 §2.3.4).
 const HOST_BYTES_MAX: usize = 253;
 
 #[cfg(test)]

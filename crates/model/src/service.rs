@@ -1,4 +1,4 @@
-//! A service: a name and ports that clients call, and the labels that choose its workloads.
+//! Services: names and ports that clients call, and selectors of their workloads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,30 +7,29 @@ use std::net::IpAddr;
 use crate::name::{Name, ServiceName};
 use crate::workload::Workload;
 
-/// What clients call: ports, and a selector that chooses the workloads behind them.
+/// A destination of clients: ports, and a selector of workloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Its name.
     pub name: ServiceName,
-    /// Labels that a workload of the same namespace must carry; empty selects nothing.
+    /// Labels that a workload of the same namespace must have; empty selects nothing.
     pub selector: BTreeMap<String, String>,
     /// Its ports, at least one, numbers unique.
     pub ports: Vec<ServicePort>,
-    /// The addresses that a cluster gave it, by which clients call it too; none outside of one, and
-    /// for services whose names lead to their workloads (headless ones).
+    /// Its cluster IPs; none outside of a cluster, and none for headless services.
     pub addresses: BTreeSet<IpAddr>,
-    /// Whether workloads that are not ready are behind it too.
+    /// True if workloads that are not ready are endpoints too.
     pub unready: bool,
-    /// Of which versions of IP the addresses are that its name leads to, where it has none itself.
+    /// The IP families of the workload addresses that its name resolves to, if it has none of its own.
     pub families: Families,
 }
 
-/// Versions of IP.
+/// IP families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Families {
-    /// Version 4 alone.
+    /// IPv4 only.
     V4,
-    /// Version 6 alone.
+    /// IPv6 only.
     V6,
     /// Both.
     #[default]
@@ -38,7 +37,7 @@ pub enum Families {
 }
 
 impl Families {
-    /// Whether an address is of one of them.
+    /// True if an address is of one of the families.
     #[must_use]
     pub const fn has(self, address: IpAddr) -> bool {
         match self {
@@ -56,14 +55,14 @@ pub struct ServicePort {
     pub name: Option<Name>,
     /// The number that clients use.
     pub port: u16,
-    /// Where it leads in the workload.
+    /// The target port in the workload.
     pub target: TargetPort,
-    /// What is spoken there, if the service says so; otherwise the workload's port decides.
+    /// The protocol, if the service declares one; otherwise that of the workload's port.
     pub protocol: Option<Protocol>,
 }
 
 impl ServicePort {
-    /// True for a port without a declared protocol at which the server speaks first by convention: see [`is_server_first`].
+    /// True for a port without a declared protocol that is server-first by convention: see [`is_server_first`].
     #[must_use]
     pub fn is_server_first(&self) -> bool {
         let target = match self.target {
@@ -75,9 +74,9 @@ impl ServicePort {
     }
 }
 
-/// True for ports at which the server speaks first by convention: those named `mysql`, `mongo`, `redis` or `smtp`, or so with
-/// a suffix after a hyphen, and port 25, 587, 3306, 4444, 6379, 9300 and 11211. Waiting for the first bytes of the client would
-/// delay each connection there.
+/// True for ports with a server-first protocol by convention: those named `mysql`, `mongo`, `redis` or `smtp`,
+/// also with a suffix after a hyphen, and port 25, 587, 3306, 4444, 6379, 9300 and 11211. Waiting for the first
+/// bytes of the client would delay each connection there.
 #[must_use]
 pub fn is_server_first(name: Option<&Name>, number: u16) -> bool {
     let first_part = name.and_then(|name| name.as_str().split('-').next());
@@ -85,12 +84,12 @@ pub fn is_server_first(name: Option<&Name>, number: u16) -> bool {
         || first_part.is_some_and(|part| SERVER_FIRST_NAMES.contains(&part))
 }
 
-/// The names of server-first protocols, as the names of ports have them.
+/// The port names of server-first protocols.
 const SERVER_FIRST_NAMES: [&str; 4] = ["mysql", "mongo", "redis", "smtp"];
 /// SMTP, mail submission, MySQL, Galera, Redis, Elasticsearch's transport and memcached: the defaults of Linkerd.
 const SERVER_FIRST_PORTS: [u16; 7] = [25, 587, 3306, 4444, 6379, 9300, 11211];
 
-/// Where a service port leads in the workload.
+/// The target of a service port in the workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetPort {
     /// A port number.
@@ -100,7 +99,7 @@ pub enum TargetPort {
 }
 
 impl TargetPort {
-    /// The number of the port of a workload; none when the workload has no port of this name.
+    /// The number of the target port at a workload; `None` if the workload has no port of this name.
     #[must_use]
     pub fn number_at(&self, workload: &Workload) -> Option<u16> {
         match self {
@@ -112,15 +111,16 @@ impl TargetPort {
         }
     }
 
-    /// Returns true when both lead to the same port of a workload.
+    /// Returns true if both resolve to the same port of a workload.
     #[must_use]
     pub fn is_same_at(&self, other: &Self, workload: &Workload) -> bool {
         let number = self.number_at(workload);
         self == other || number.is_some() && number == other.number_at(workload)
     }
 
-    /// True when the application of a workload may receive requests at this port: the workload declares another protocol
-    /// than TCP there, or one of `clear`, the targets of ports that are not declared to carry TCP, leads there too.
+    /// True if the application of a workload may receive requests at this port: the workload declares another
+    /// protocol than TCP there, or one of `clear`, the targets of ports that are not declared as TCP, resolves
+    /// to it too.
     pub fn sees_requests_at<'a>(
         &self,
         workload: &Workload,
@@ -134,18 +134,18 @@ impl TargetPort {
     }
 }
 
-/// What is spoken on a port.
+/// The protocol of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Protocol {
     /// HTTP/1.1.
     Http,
     /// HTTP/2 with prior knowledge.
     Http2,
-    /// gRPC, hence HTTP/2.
+    /// gRPC, which implies HTTP/2.
     Grpc,
     /// Opaque bytes.
     Tcp,
-    /// Decided by the first bytes of each connection.
+    /// Detected from the first bytes of each connection.
     #[default]
     Detect,
 }

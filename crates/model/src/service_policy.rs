@@ -1,4 +1,4 @@
-//! Service policies: objects attached to services that say how requests to them are treated.
+//! Service policies: traffic policies attached to services.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,27 +13,27 @@ use crate::name::{InvalidName, Name, ServiceName};
 use crate::rate_limit::{PortLimits, RateLimits};
 use crate::route::RouteParent;
 
-/// An object that says how requests to some services are treated.
+/// A traffic policy attached to some services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePolicy {
     /// Its kind and name.
     pub name: ServicePolicyName,
-    /// Whom it is about.
+    /// The services that it applies to.
     pub scope: PolicyScope,
-    /// What it says.
+    /// Its rule.
     pub rule: ServiceRule,
-    /// Its creation in a cluster, in seconds; 0 in a file.
+    /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
 
 impl ServicePolicy {
-    /// Its rank among those that are attached as closely: the oldest goes first, then the first by name.
+    /// The precedence among equally specific policies: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &Name, ServicePolicyKind) {
         (self.created, &self.name.name, self.name.kind)
     }
 
-    /// How closely it is attached to a port; `None` when it is not.
+    /// Its specificity for a port; `None` if it is not attached.
     #[must_use]
     pub fn closeness(&self, service: &ServiceName, port: u16) -> Option<Closeness> {
         if self.name.namespace != service.namespace {
@@ -53,30 +53,30 @@ impl ServicePolicy {
     }
 }
 
-/// How closely a policy is attached to a port: the closest of those with one concern decides.
+/// The specificity of a policy for a port; of the policies of one kind, the most specific applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Closeness {
-    /// To all services of the namespace.
+    /// Attached to all services of the namespace.
     Namespace,
-    /// To its service.
+    /// Attached to the service.
     Service,
-    /// To itself.
+    /// Attached to the port.
     Port,
 }
 
-/// What identifies a service policy.
+/// The identity of a service policy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePolicyName {
     /// Its kind.
     pub kind: ServicePolicyKind,
-    /// The namespace that holds it; its services are there too.
+    /// The namespace of the policy and of its services.
     pub namespace: Name,
     /// Its own name, unique for its kind in the namespace.
     pub name: Name,
 }
 
 impl ServicePolicyName {
-    /// Checks both parts of the name.
+    /// Validates both parts of the name.
     ///
     /// # Errors
     /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
@@ -85,7 +85,7 @@ impl ServicePolicyName {
     }
 }
 
-/// `Kind namespace/name`.
+/// Formats as `Kind namespace/name`.
 impl fmt::Display for ServicePolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}/{}", self.kind.as_str(), self.namespace, self.name)
@@ -95,27 +95,27 @@ impl fmt::Display for ServicePolicyName {
 /// The kinds of service policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServicePolicyKind {
-    /// Which endpoints are removed for a while, natively.
+    /// Outlier detection.
     OutlierRemoval,
-    /// The same as Sermant's `sermant.removal.config` says it.
+    /// Outlier detection as in Sermant's `sermant.removal.config`.
     SermantRemoval,
-    /// How much may be under way to a service, and when nothing is sent.
+    /// Concurrency limits and circuit breaking at clients.
     CircuitBreaker,
-    /// The same, and how much may come in, as OSM, osm-edge and FSM have it.
+    /// The same and rate limits at servers, as in OSM, osm-edge and FSM.
     UpstreamTrafficSetting,
-    /// How much may come in at a service in a time.
+    /// Rate limits and concurrency limits at servers.
     RateLimit,
-    /// Delays and errors on purpose.
+    /// Fault injection.
     FaultInjection,
-    /// How an endpoint is chosen.
+    /// Load balancing.
     LoadBalancing,
-    /// How an endpoint that is new gets its share, as FSM has it.
+    /// Slow start, as in FSM.
     TrafficWarmup,
-    /// When a request is sent to a second endpoint.
+    /// Request hedging.
     Hedging,
-    /// Who else decides whether requests may come in.
+    /// External authorization.
     ExternalAuthorization,
-    /// Which JSON web tokens requests may, or must, show.
+    /// JWT validation.
     JwtValidation,
 }
 
@@ -160,40 +160,40 @@ impl ServicePolicyKind {
     }
 }
 
-/// Whom a service policy is about.
+/// The services that a policy applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyScope {
     /// These services, or one port of each, at least one.
     Services(Vec<RouteParent>),
-    /// Every service of the policy's namespace that the rule knows.
+    /// Every service of the policy's namespace that the rule supports.
     Namespace,
 }
 
-/// What a service policy says.
+/// The rule of a service policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceRule {
-    /// Which endpoints are removed.
+    /// Outlier detection.
     OutlierRemoval(OutlierRemoval),
-    /// Which endpoints are removed, as Sermant decides it.
+    /// Outlier detection by Sermant's algorithm.
     SermantRemoval(SermantConfig),
-    /// How much may be under way, and when nothing is sent.
+    /// Concurrency limits and circuit breaking.
     CircuitBreaker(Box<CircuitBreaker>),
-    /// How much may come in.
+    /// Rate limits and concurrency limits.
     RateLimit(RateLimits),
-    /// Delays and errors, by the first rule that fits; never empty.
+    /// Fault injection by the first matching rule; never empty.
     FaultInjection(Vec<FaultRule>),
-    /// How an endpoint is chosen.
+    /// Load balancing.
     LoadBalancing(LoadBalancing),
-    /// When a request is sent to a second endpoint.
+    /// Request hedging.
     Hedging(HedgeRule),
-    /// Both: at least one of them says something.
+    /// Both; at least one of them is set.
     UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
-    /// What else decides about requests that come in.
+    /// External authorization or JWT validation.
     Guard(Guard),
 }
 
 impl ServiceRule {
-    /// What it says to clients about what may be under way.
+    /// The circuit breaker for clients.
     #[must_use]
     pub fn breaker(&self) -> Option<&CircuitBreaker> {
         let breaker = match self {
@@ -204,7 +204,7 @@ impl ServiceRule {
         breaker.filter(|rule| **rule != CircuitBreaker::default())
     }
 
-    /// What it says to servers about what may come in.
+    /// The limits for servers.
     #[must_use]
     pub fn limits(&self) -> Option<&RateLimits> {
         let limits = match self {
@@ -216,24 +216,24 @@ impl ServiceRule {
     }
 }
 
-/// How requests to one port of a service are treated: at most one policy for each concern.
+/// The traffic policies of one service port, at most one of each kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Treatment {
-    /// Which endpoints are removed for a while.
+    /// Outlier detection.
     pub removal: Option<Removal>,
-    /// How much may be under way, and when nothing is sent for a while.
+    /// Circuit breaking.
     pub breaker: Option<Breaker>,
-    /// Delays and errors on purpose.
+    /// Fault injection.
     pub faults: Option<Faults>,
-    /// How an endpoint is chosen; by the default when absent.
+    /// Load balancing; the default when absent.
     pub balancing: Option<Balancing>,
-    /// When a request is sent to a second endpoint; never when absent.
+    /// Request hedging; none when absent.
     pub hedging: Option<Hedging>,
 }
 
 impl Treatment {
-    /// What these policies say about a port. For each concern the one that is attached most
-    /// closely decides, and of equals the oldest, then the first by name.
+    /// Selects the policies of a port: of each kind the most specific one, then the oldest, then the first by
+    /// name.
     pub fn of<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
@@ -246,7 +246,7 @@ impl Treatment {
         treatment
     }
 
-    /// Takes in a policy unless a closer one has said something about the same concern.
+    /// Adds a policy unless a more specific one of the same kind is present.
     fn add(&mut self, policy: &ServicePolicy, service: &ServiceName) {
         let algorithm = match &policy.rule {
             ServiceRule::OutlierRemoval(rule) => Some(RemovalAlgorithm::Native(rule.clone())),
@@ -272,7 +272,7 @@ impl Treatment {
         }
     }
 
-    /// The policies that decide, one for each concern.
+    /// The effective policies, one of each kind.
     pub fn policies(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let removal = self.removal.iter().map(|removal| &removal.policy);
         let breaker = self.breaker.iter().map(|breaker| &breaker.policy);
@@ -282,7 +282,7 @@ impl Treatment {
         removal.chain(breaker).chain(faults).chain(balancing).chain(hedging)
     }
 
-    /// Whether no policy says anything.
+    /// True if there is no policy.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -290,8 +290,7 @@ impl Treatment {
 }
 
 impl PortLimits {
-    /// What these policies say may come in at a port: the one that is attached most closely
-    /// decides, and of equals the oldest, then the first by name.
+    /// Selects the rate limits of a port: the most specific policy, then the oldest, then the first by name.
     pub fn of<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
@@ -305,7 +304,7 @@ impl PortLimits {
     }
 }
 
-/// The policies that are attached to a port, the closest first, and of equals by age, then by name.
+/// The policies attached to a port, the most specific first, then by age, then by name.
 pub(crate) fn attached<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy>,
     service: &ServiceName,
@@ -322,107 +321,107 @@ pub(crate) fn attached<'a>(
     attached.into_iter().map(|(_, policy)| policy).collect()
 }
 
-/// Which endpoints of a port are removed, and who said so.
+/// The outlier detection of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Removal {
     /// The policy.
     pub policy: ServicePolicyName,
-    /// By which algorithm.
+    /// The algorithm.
     pub algorithm: RemovalAlgorithm,
 }
 
-/// The two ways to decide which endpoints are removed.
+/// The outlier detection algorithms.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RemovalAlgorithm {
-    /// Ours.
+    /// Leno's algorithm.
     Native(OutlierRemoval),
-    /// Sermant's, as published.
+    /// Sermant's algorithm.
     Sermant(SermantRemoval),
 }
 
-/// When an endpoint is removed, and when it comes back.
+/// The conditions that eject an endpoint, and those that return it to service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OutlierRemoval {
-    /// What counts as a failure; never empty.
+    /// The responses that count as failures; never empty.
     pub failures: FailureClasses,
-    /// How far back the share of failures looks.
+    /// The sliding window of the failure rate.
     pub window: Duration,
-    /// Into how many steps the window is divided; it slides by one at a time.
+    /// The number of buckets of the window; it slides by one bucket at a time.
     pub steps: u8,
-    /// Removed when this share of its requests in the window failed; not when absent.
+    /// Ejects at this failure rate in the window; disabled when absent.
     pub rate: Option<FailureRate>,
-    /// Removed after so many failures in a row; not when absent.
+    /// Ejects after this many consecutive failures; disabled when absent.
     pub consecutive: Option<u32>,
-    /// The most endpoints that are out at the same time, percent of all, rounded down.
+    /// The maximum share of endpoints ejected at the same time, in percent, rounded down.
     pub removed_percent_max: u8,
-    /// How many endpoints must stay, at least one.
+    /// The minimum number of endpoints that stay in service, at least one.
     pub keep: u32,
-    /// How long an endpoint is out.
+    /// The ejection time.
     pub back_off: RemovalBackOff,
-    /// How many requests must succeed, one after the other, before it is back in full.
+    /// The number of consecutive requests that must succeed before the endpoint is fully back in service.
     pub probes: u32,
-    /// How endpoints are asked besides, whether they are well; not when absent.
+    /// Active health checks in addition; disabled when absent.
     pub health_check: Option<Box<HealthCheck>>,
 }
 
-/// A share of failures that is too many.
+/// A failure rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FailureRate {
-    /// Percent of the requests, 1 to 100.
+    /// Failed requests, 1 to 100 percent.
     pub percent: u8,
-    /// Fewer requests in the window prove nothing.
+    /// The minimum number of requests in the window; with fewer the rate is ignored.
     pub requests_min: u32,
 }
 
-/// How long an endpoint is out: doubling from the base to the most, minus a share of chance.
+/// The ejection time: an exponential backoff from the base to the maximum, minus random jitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemovalBackOff {
-    /// The first time.
+    /// The first ejection time.
     pub base: Duration,
-    /// However often it failed.
+    /// The maximum ejection time.
     pub most: Duration,
-    /// How much of it chance may take away, percent.
+    /// The maximum jitter, in percent.
     pub jitter_percent: u8,
 }
 
-/// The classes of failure that count.
+/// Failure classes that count.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct FailureClasses {
-    /// No connection, or no session, with the endpoint or the application behind it.
+    /// No connection or TLS session with the endpoint or the application behind it.
     pub connect: bool,
-    /// No connection, answer or end of the answer in time.
+    /// Timeout of the connection, the response or the end of the response.
     pub timeout: bool,
-    /// The connection broke, or what came over it was no HTTP.
+    /// The connection broke, or the response was not HTTP.
     pub reset: bool,
     /// Statuses 500 to 599.
     pub server_errors: bool,
     /// Statuses 502, 503 and 504.
     pub gateway_errors: bool,
-    /// These statuses of gRPC, in order, each once.
+    /// These gRPC statuses, in order, each once.
     pub grpc: Vec<u8>,
 }
 
 impl FailureClasses {
-    /// Whether nothing counts.
+    /// True if no class counts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Sermant's configuration of service removal, for all services of a namespace.
+/// Sermant's outlier configuration for all services of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SermantConfig {
-    /// What is the same for every service.
+    /// The part common to all services.
     pub common: SermantCommon,
-    /// The rules by name of service, in order, each name once.
+    /// The rules by service name, in order, each name once.
     pub rules: Vec<(Name, SermantRule)>,
     /// The rule for all other services.
     pub default_rule: Option<SermantRule>,
 }
 
 impl SermantConfig {
-    /// What it says about a service; `None` when nothing is removed there.
+    /// The configuration of a service; `None` if endpoints of it are never ejected.
     #[must_use]
     pub fn of(&self, service: &Name) -> Option<SermantRemoval> {
         let own = self.rules.iter().find(|(name, _)| name == service).map(|(_, rule)| *rule);
@@ -431,38 +430,38 @@ impl SermantConfig {
     }
 }
 
-/// When Sermant removes an instance of one service.
+/// Sermant's outlier detection of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SermantRemoval {
-    /// What is the same for every service.
+    /// The part common to all services.
     pub common: SermantCommon,
-    /// What is the service's own.
+    /// The part specific to the service.
     pub rule: SermantRule,
 }
 
-/// The part of Sermant's configuration that is the same for every service.
+/// The part of Sermant's configuration common to all services.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SermantCommon {
-    /// What counts as a failure; may be empty, and then nothing does.
+    /// The responses that count as failures; may be empty, and then none does.
     pub failures: FailureClasses,
-    /// An instance that was not called for so long is forgotten (`expireTime`).
+    /// The time without calls after which an instance is forgotten (`expireTime`).
     pub expire: Duration,
-    /// How long an instance is out (`recoveryTime`).
+    /// The ejection time (`recoveryTime`).
     pub recovery: Duration,
     /// The length of one window (`windowsTime`).
     pub window: Duration,
-    /// How many windows are kept (`windowsNum`).
+    /// The number of windows (`windowsNum`).
     pub windows: u32,
 }
 
-/// One of Sermant's `rules`. Shares are in millionths: Sermant has them as decimal numbers.
+/// One of Sermant's `rules`. Shares are in millionths; Sermant writes decimal numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SermantRule {
-    /// The most instances that are out (`scaleUpLimit`).
+    /// The maximum share of ejected instances (`scaleUpLimit`).
     pub scale_up_limit_ppm: u32,
-    /// How many instances must stay (`minInstanceNum`).
+    /// The minimum number of instances in service (`minInstanceNum`).
     pub min_instances: u32,
-    /// From which share of failures an instance is out (`errorRate`).
+    /// The failure rate that ejects an instance (`errorRate`).
     pub error_rate_ppm: u32,
 }
 

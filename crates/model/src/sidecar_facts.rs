@@ -1,4 +1,4 @@
-//! Facts about sidecars that a control plane writes into the cluster that it is in.
+//! Facts about sidecars that a control plane writes into its own cluster.
 
 use std::net::IpAddr;
 
@@ -8,51 +8,51 @@ use crate::name::WorkloadName;
 /// The facts of one control plane.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SidecarFacts {
-    /// The clients without mutual TLS that the sidecars of this control plane rejected, in order of their workloads; at
+    /// Clients that the sidecars of this control plane rejected for lack of mutual TLS, ordered by workload; at
     /// most [`REJECTED_CLIENTS_MAX`].
     pub rejected_clients: Vec<RejectedClient>,
-    /// The connections of all sidecars; `None` while sidecars may still be on their way back.
+    /// The connections of all sidecars; `None` while sidecars may still be reconnecting.
     pub connections: Option<SidecarConnections>,
 }
 
-/// The connections of all sidecars, as one control plane knows them.
+/// The connection state of all sidecars, as known to one control plane.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SidecarConnections {
     /// The number of other control planes that report their sidecars to this one.
     pub peers: usize,
-    /// The first ready workloads with a sidecar that is connected to none of them, in order; at most
+    /// The first ready workloads with a sidecar that no control plane is connected to, in order; at most
     /// [`DISCONNECTED_MAX`].
     pub disconnected: Vec<WorkloadName>,
-    /// The number of all of these.
+    /// The total number of these workloads.
     pub count: usize,
 }
 
-/// A client that a workload rejected because it came without mutual TLS.
+/// A client that a workload rejected for lack of mutual TLS.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RejectedClient {
     /// The workload.
     pub workload: WorkloadName,
-    /// The pod with this name.
+    /// The pod of this name.
     pub uid: Option<Uid>,
     /// The address of the client.
     pub client: IpAddr,
     /// The port of the workload.
     pub port: u16,
-    /// The kind of the client, by its address.
+    /// The kind of the client.
     pub kind: PlaintextClient,
 }
 
-/// The kind of a client that came without mutual TLS, by its address.
+/// The kind of a client without mutual TLS, by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PlaintextClient {
-    /// A member of the mesh alone has this address: the client has a sidecar and connected past it.
+    /// The address belongs to exactly one member of the mesh: the client has a sidecar and bypassed it.
     Member,
-    /// No member has this address, or several workloads share it.
+    /// The address belongs to no member, or to several workloads.
     Other,
 }
 
 impl PlaintextClient {
-    /// The remedy for clients of this kind.
+    /// The hint for clients of this kind.
     #[must_use]
     pub const fn remedy(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl PlaintextClient {
     }
 }
 
-/// An operator follows up a few clients; the rest of them are the same problem.
+/// Enough for an operator to follow up; further clients are the same problem.
 pub const REJECTED_CLIENTS_MAX: usize = 1024;
-/// The names travel in an annotation.
+/// Bounded because the names are stored in an annotation.
 pub const DISCONNECTED_MAX: usize = 32;

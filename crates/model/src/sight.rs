@@ -1,4 +1,4 @@
-//! What operators see: which requests are traced and logged, whether metrics are pushed, and where all that goes.
+//! Observability settings: tracing, access log, metrics push, and their collectors.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,67 +6,67 @@ use std::time::Duration;
 use crate::collector::Collector;
 use crate::log_template::LogTemplate;
 
-/// What operators see: of single requests, and of what is counted.
+/// The observability settings of a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sight {
-    /// Which are traced; none when absent.
+    /// Tracing; disabled when absent.
     pub tracing: Option<Tracing>,
-    /// Which are logged; what each sidecar was started with when absent.
+    /// The access log; as in the sidecar's options when absent.
     pub access_log: Option<AccessLog>,
-    /// Whether and where metrics are pushed; they are there to be asked for all the same.
+    /// Metrics push; metrics can be scraped in any case.
     pub metrics: Option<Box<MetricsPush>>,
 }
 
-/// Which requests are traced, and where their spans go.
+/// The traced requests, and the collector of their spans.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tracing {
-    /// How many of the traces that begin in the mesh.
+    /// The share of sampled traces, among those that begin in the mesh.
     pub sampling: Sampling,
-    /// Whether a request that failed leaves a span although its trace is not sampled.
+    /// True if a failed request produces a span even if its trace is not sampled.
     pub errors: bool,
-    /// How the context of a trace is written that begins in the mesh.
+    /// The propagation format of traces that begin in the mesh.
     pub begins: ContextForm,
-    /// Where spans go.
+    /// The collector of spans.
     pub collector: Collector,
 }
 
-/// Where metrics are pushed, and how often.
+/// The collector of metrics, and the push interval.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MetricsPush {
-    /// Where they go; never one of Zipkin.
+    /// The collector; never Zipkin.
     pub collector: Collector,
-    /// How long it is from one push to the next.
+    /// The push interval.
     pub interval: Duration,
 }
 
 impl MetricsPush {
-    /// As OpenTelemetry has it for readers that push periodically.
+    /// The default of OpenTelemetry's periodic exporting metric reader.
     pub const INTERVAL: Duration = Duration::from_secs(60);
-    /// More often is not asked of a sidecar.
+    /// The minimum interval, to limit the load on sidecars.
     pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
-    /// Collectors take what is silent for longer to be gone.
+    /// The maximum interval; after longer silence collectors consider a source gone.
     pub const INTERVAL_MAX: Duration = Duration::from_secs(3600);
 }
 
-/// Which requests are logged, and how.
+/// The logged requests, and their format.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AccessLog {
-    /// How many of those that did not fail.
+    /// The logged share of successful requests.
     pub sampling: Sampling,
-    /// Whether all are logged that failed.
+    /// True if all failed requests are logged.
     pub errors: bool,
-    /// How a line is written.
+    /// The format of a line.
     pub form: LogForm,
-    /// Where lines go, never one of Zipkin; to the standard output when absent.
+    /// The collector of log lines, never Zipkin; standard output when absent.
     pub collector: Option<Collector>,
 }
 
-/// How a line of the access log is written.
+/// The format of an access log line.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LogForm {
-    /// As one object of JSON.
+    /// A JSON object.
     Json,
-    /// By a template.
+    /// A template.
     Template(LogTemplate),
 }
 
@@ -85,22 +85,22 @@ pub struct Sampling(u32);
 impl Sampling {
     /// All of them.
     pub const ALL: Self = Self(MILLION);
-    /// One of a hundred.
+    /// 1%.
     pub const DEFAULT: Self = Self(MILLION / 100);
 
-    /// So many of a million; `None` beyond all of them.
+    /// Creates a share from millionths; `None` if it exceeds one million.
     #[must_use]
     pub const fn of_millionths(millionths: u32) -> Option<Self> {
         if millionths <= MILLION { Some(Self(millionths)) } else { None }
     }
 
-    /// So many of a million.
+    /// The share in millionths.
     #[must_use]
     pub const fn millionths(self) -> u32 {
         self.0
     }
 
-    /// Reads a percentage, such as `1%` or `0.05%`, with at most four decimals.
+    /// Parses a percentage, such as `1%` or `0.05%`, with at most four decimals.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let number = text.strip_suffix('%')?;
@@ -116,14 +116,14 @@ impl Sampling {
         Self::of_millionths(whole.checked_mul(MILLION / 100)?.checked_add(decimals)?)
     }
 
-    /// Whether a request is one of them, by a random number.
+    /// Samples a request by a random number.
     #[must_use]
     pub fn takes(self, draw: u64) -> bool {
         (u128::from(draw) * u128::from(MILLION)) >> 64 < u128::from(self.0)
     }
 }
 
-/// As it is read.
+/// Formats the percentage so that it can be parsed again.
 impl fmt::Display for Sampling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, decimals) = (self.0 / (MILLION / 100), self.0 % (MILLION / 100));
@@ -134,19 +134,19 @@ impl fmt::Display for Sampling {
     }
 }
 
-/// How the context of a trace is written in the headers of a request.
+/// The propagation format of a trace context in request headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContextForm {
-    /// `traceparent`, as the W3C has it.
+    /// W3C `traceparent`.
     W3c,
     /// `b3`, in one header.
     B3,
-    /// `X-B3-TraceId` and its siblings.
+    /// `X-B3-TraceId` and related headers.
     B3Multi,
 }
 
 impl ContextForm {
-    /// All of them, with the words of manifests.
+    /// All values, by their names in manifests.
     pub const ALL: &'static [(&'static str, Self)] =
         &[("w3c", Self::W3c), ("b3", Self::B3), ("b3multi", Self::B3Multi)];
 }

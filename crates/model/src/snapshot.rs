@@ -1,4 +1,4 @@
-//! The snapshot: all that one workload's sidecar knows, one version of the world.
+//! Snapshots: the complete configuration of one workload's sidecar at one version.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -28,73 +28,73 @@ use crate::tls_route::TlsRule;
 use crate::whereabouts::Whereabouts;
 use crate::workload::{Door, WorkloadPort};
 
-/// All that one workload's sidecar knows. Built whole, never changed; requests hold one.
+/// The complete configuration of one workload's sidecar. Immutable; each request holds one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What the sidecar is for.
+    /// The configuration of the sidecar's own workload.
     pub plan: Arc<WorkloadPlan>,
-    /// The services it uses, and the backends that their routes name.
+    /// The services that it uses, and the backends in their routes.
     pub services: BTreeMap<ServiceName, Arc<ServiceView>>,
-    /// What is at the addresses that it asked for.
+    /// The address entries that it queried.
     pub addresses: BTreeMap<IpAddr, Arc<Occupant>>,
-    /// What the names that it looked up stand for.
+    /// The DNS records that it queried.
     pub names: BTreeMap<ServiceName, Arc<Whereabouts>>,
 }
 
-/// What a sidecar is for: the workload behind it and the rules at its door.
+/// The configuration of a sidecar's own workload: its listeners and the rules for inbound traffic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WorkloadPlan {
     /// The workload.
     pub workload: WorkloadName,
-    /// The account it runs under.
+    /// The account that it runs under.
     pub account: ServiceAccount,
     /// The trust domain of the mesh.
     pub trust_domain: TrustDomain,
-    /// Where the application listens, as seen from the sidecar.
+    /// The address that the application listens on, as seen from the sidecar.
     pub address: IpAddr,
     /// The application's ports.
     pub ports: Vec<WorkloadPort>,
-    /// The service that each port is counted under in metrics, by port number.
+    /// The service label of each port in metrics, by port number.
     pub served: BTreeMap<u16, ServiceName>,
-    /// Fixed local doors to other services.
+    /// Fixed outbound listeners.
     pub doors: Vec<Door>,
-    /// Who may come in.
+    /// Inbound authorization.
     pub access: Access,
-    /// Accounts that may not, whatever their certificates and the rules say.
+    /// Revoked accounts, denied despite valid certificates and rules.
     pub revoked: BTreeSet<ServiceAccount>,
-    /// Workloads of other accounts that may not either.
+    /// Revoked workloads of other accounts, denied as well.
     pub revoked_workloads: BTreeSet<RevokedWorkload>,
-    /// The edition that certificates are issued in now; 0 when none is to be renewed for that.
+    /// The current CA generation; certificates of other ones are renewed. 0 if none is to be renewed.
     pub edition: u64,
-    /// What tag rules may ask about the workload.
+    /// The attributes of the workload that tag rules use.
     pub caller: Caller,
-    /// What requests are marked with at the ports of the application, in order of precedence.
+    /// The lane marks of requests at the application ports, in order of precedence.
     pub lanes: BTreeMap<u16, Vec<LaneRule>>,
-    /// What else decides about who may come in.
+    /// Inbound access policies.
     pub inbound: InboundPolicy,
-    /// How much may come in at the ports of the application: by each of these policies.
+    /// The rate limits of the application ports; all listed policies apply.
     pub limits: BTreeMap<u16, Vec<PortLimits>>,
-    /// What operators see of single requests.
+    /// The observability settings.
     pub sight: Sight,
-    /// What becomes of connections to what is not of the mesh.
+    /// The treatment of connections to external destinations.
     pub egress: Egress,
-    /// What becomes of connections that come in without mutual TLS.
+    /// The treatment of inbound connections without mutual TLS.
     pub plaintext: Plaintext,
-    /// What it serves as the proxy of a gateway; absent for every other.
+    /// The gateway configuration, if the workload is a gateway proxy.
     pub gateway: Option<Arc<Gateway>>,
-    /// What is open to clients that are not of the mesh.
+    /// Ingress rules for external clients.
     pub openings: Vec<Opening>,
-    /// What it reaches outside the mesh although nobody is let out.
+    /// Egress rules: allowed external destinations while egress is denied.
     pub outlets: Vec<Outlet>,
-    /// What else decides about requests at the ports of the application.
+    /// External authorization and token policies of the application ports.
     pub guards: BTreeMap<u16, Vec<PortGuard>>,
-    /// Which of its requests are sent once more, where no route says it.
+    /// Retry settings by destination, for requests without retry settings in their route.
     pub retries: BTreeMap<ServiceName, ServiceRetry>,
 }
 
 impl WorkloadPlan {
-    /// The plan of a workload that nothing is said about but who it is, where its application is, and
-    /// who may come in: all else is as where no rule says otherwise.
+    /// The configuration of a workload with only an identity, an application address and inbound authorization;
+    /// all else has defaults.
     #[must_use]
     pub fn bare(
         workload: WorkloadName,
@@ -131,58 +131,55 @@ impl WorkloadPlan {
     }
 }
 
-/// A service as one client sees it.
+/// A service as configured for one client.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ServiceView {
     /// Its name.
     pub name: ServiceName,
-    /// Whether this client may call it at all.
+    /// Client authorization: the permission of this client to call the service.
     pub reach: Reach,
-    /// Its ports, by number; empty when it may not be called.
+    /// Its ports, by number; empty if the client may not call it.
     pub ports: BTreeMap<u16, PortView>,
-    /// True while requests without an endpoint wait, for a bounded time: a workload behind the service changed a moment ago, and
-    /// its sidecar is expected with the new port or account.
+    /// True while requests without an endpoint wait, for a bounded time: a workload of the service changed a
+    /// moment ago, and its sidecar is expected to connect with the new port or account.
     pub awaited: bool,
 }
 
-/// Whether a client may call a service at all.
+/// The permission of a client to call a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reach {
-    /// It may; the destination still decides on each request.
+    /// Allowed; the destination still authorizes each request.
     Allowed,
-    /// No policy names this client as a source: nothing is sent, and the client is told 403.
+    /// Denied: no policy lists this client as a source. Nothing is sent, and the client gets a 403.
     Denied,
 }
 
-/// One port of a service as one client sees it.
+/// A service port as configured for one client.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortView {
     /// Its name in the service, if any.
     pub name: Option<Name>,
-    /// What is spoken there.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Whether an `HTTPRoute` is attached: then a request that no rule matches is answered 404.
-    /// Otherwise it goes to the port's own endpoints.
+    /// True if an `HTTPRoute` is attached: then a request that no rule matches gets a 404. Otherwise it goes to
+    /// the port's own endpoints.
     pub routed: bool,
-    /// The rules of all attached routes, in order of route name and then of the document; or those
-    /// of splits.
+    /// The rules of all attached routes, ordered by route name and then as in the document; or those of splits.
     pub rules: Vec<RouteRule>,
-    /// Where it can be reached, ordered by id.
+    /// Its endpoints, ordered by ID.
     pub endpoints: Vec<Arc<Endpoint>>,
-    /// The rules for sessions that applications encrypt, in order of route name; no session but
-    /// those of a rule passes when there are any.
+    /// The rules for TLS passthrough, ordered by route name; if there are any, other sessions are rejected.
     pub tls_rules: Vec<TlsRule>,
-    /// How requests to it are treated.
+    /// The traffic policies of the port.
     pub treatment: Treatment,
-    /// Which of its endpoints take which requests; any take all when absent.
+    /// The tag rules that select endpoints by request; none when absent.
     pub tags: Option<Arc<TagRules>>,
-    /// Where connections go in which no request is seen, and that no rule for encrypted sessions
-    /// is about; to its own endpoints when absent.
+    /// The rule for opaque connections that match no TLS rule; they go to its own endpoints when absent.
     pub tcp_rule: Option<TcpRule>,
 }
 
 impl PortView {
-    /// Where its rules lead: the services that a client has to know beside this one.
+    /// The backends of its rules: further services that a client needs.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         let rules = self.rules.iter().map(|rule| &rule.backends);
         let tls_rules = self.tls_rules.iter().map(|rule| &rule.backends);

@@ -1,4 +1,4 @@
-//! Which policies of services decide where they are attached, and which another one leaves nothing.
+//! Conflict status of service policies: those in force, and those that another one overrides.
 
 use crate::decider::PortGuard;
 use crate::forwarding::{Idle, Surroundings};
@@ -6,21 +6,22 @@ use crate::name::ServiceName;
 use crate::rate_limit::PortLimits;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
 
-/// Whether a policy of services decides anywhere.
+/// The conflict status of a service policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// It does, at some port at least.
+    /// It is in force at some port at least.
     Decides,
-    /// Wherever it is attached this one decides, or others like it.
+    /// It is overridden everywhere, by this policy or others like it.
     Overruled(ServicePolicyName),
-    /// It decides, and has no effect: routes take the traffic of each port elsewhere, or no request is seen there.
+    /// It is in force and has no effect: routes forward the traffic of each port elsewhere, or the traffic is
+    /// opaque.
     Idle(Idle),
-    /// Nothing that it is attached to is there.
+    /// It is attached to services or ports that do not exist.
     Nowhere,
 }
 
 impl Standing {
-    /// The effect of a policy at the ports that there are.
+    /// The status of a policy at the existing ports.
     pub fn of<'a, 'b>(
         policy: &ServicePolicy,
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
@@ -40,7 +41,7 @@ impl Standing {
                 }
                 continue;
             }
-            // Of what decides there, that which this policy would decide without it.
+            // The policies in force at the port that prevent this one from being in force.
             let in_its_place = |decides: &&ServicePolicyName| {
                 let both = all.iter().copied();
                 let both = both.filter(|it| it.name == **decides || it.name == policy.name);
@@ -54,7 +55,7 @@ impl Standing {
     }
 }
 
-/// The policies that decide about a port, one for each concern.
+/// The policies in force at a port, one of each kind.
 fn deciding<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
     service: &ServiceName,

@@ -1,4 +1,4 @@
-//! Tags: which instances of a service take which requests, by the labels that they carry.
+//! Tag routing: selection of service instances by request and by instance labels.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,8 +7,8 @@ use crate::change::ObjectKey;
 use crate::name::{ServiceName, TagRouteName};
 use crate::route::PathMatch;
 
-/// How many different [`TagMatch::stem`]s the rules of a port may have: each doubles the default
-/// sets that are kept.
+/// The maximum number of distinct [`TagMatch::stem`]s in the rules of a port: each doubles the number of
+/// default sets.
 pub const STEMS_MAX: usize = 6;
 
 /// A `TagRoute`: tag rules for a service, a namespace or the whole mesh.
@@ -16,106 +16,106 @@ pub const STEMS_MAX: usize = 6;
 pub struct TagRoute {
     /// Its name.
     pub name: TagRouteName,
-    /// The traffic to what it decides.
+    /// The traffic that it applies to.
     pub scope: TagScope,
-    /// What it says.
+    /// Its rules.
     pub rules: TagRules,
-    /// Its creation in a cluster, in seconds; 0 in a file.
+    /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
 
 impl TagRoute {
-    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &TagRouteName) {
         (self.created, &self.name)
     }
 }
 
-/// A `SermantRouteRule`: one item of a configuration centre, as its service-router understands it.
+/// A `SermantRouteRule`: one item of a configuration center, as Sermant's service-router interprets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SermantRouteRule {
     /// Its name.
     pub name: TagRouteName,
-    /// What it says, for each service or for all services of its namespace.
+    /// Its rules, for each service or for all services of its namespace.
     pub entries: Vec<(TagScope, SermantRules)>,
-    /// Its creation in a cluster, in seconds; 0 in a file.
+    /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
 
 impl SermantRouteRule {
-    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &TagRouteName) {
         (self.created, &self.name)
     }
 }
 
-/// What a configuration centre says about one service, or about all.
+/// The rules of a configuration center for one service, or for all.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SermantRules {
-    /// Its rules of the kinds `flow` and `tag`.
+    /// Its rules of kind `flow` and `tag`.
     pub rules: TagRules,
-    /// Its rules of the kind `lane`.
+    /// Its rules of kind `lane`.
     pub lanes: Vec<LaneRule>,
 }
 
-/// A `Lane`: marks that requests get at the entrance of a service.
+/// A `Lane`: marks added to requests at the first service of a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
     /// Its name.
     pub name: TagRouteName,
-    /// The service whose workloads mark requests.
+    /// The service with the workloads that mark requests.
     pub service: ServiceName,
     /// Its rules.
     pub rules: Vec<LaneRule>,
-    /// Its creation in a cluster, in seconds; 0 in a file.
+    /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
 
 impl Lane {
-    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &TagRouteName) {
         (self.created, &self.name)
     }
 }
 
-/// The traffic that tag rules decide: that to one service, or to every one.
+/// The traffic that tag rules apply to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagScope {
-    /// To one service, or one port of it.
+    /// Traffic to one service, or one port of it.
     Service(ServiceName, Option<u16>),
-    /// To every service of a namespace that has no rules of its own.
+    /// Traffic to every service of a namespace without rules of its own.
     Namespace(crate::name::Name),
-    /// To every service that has no rules of its own or of its namespace.
+    /// Traffic to every service without rules of its own or of its namespace.
     Mesh,
 }
 
-/// How the instances of a service are narrowed down before one of them is chosen.
+/// Rules that narrow down the instances of a service before load balancing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TagRules {
-    /// By the request: the first rule that fits decides. In order of precedence.
+    /// Rules by request; the first match applies. In order of precedence.
     pub rules: Vec<TagRule>,
-    /// What takes requests that no rule fits: the first of these that is not empty. Requests fail
-    /// when all are. Without rules it says nothing.
+    /// The fallbacks for requests that match no rule: the first non-empty set. Requests fail if all are empty.
+    /// Ignored without rules.
     pub otherwise: Vec<Otherwise>,
-    /// By the caller, among those that are left.
+    /// Rules by caller, applied to the remaining instances.
     pub by_caller: Vec<CallerRule>,
 }
 
-/// Where a rule was written.
+/// The origin of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleOrigin {
-    /// Which kind of object holds it.
+    /// The kind of the object.
     pub dialect: TagDialect,
     /// The object.
     pub name: TagRouteName,
-    /// The rule's place in it, from 0.
+    /// The rule's index in the object, from 0.
     pub index: u32,
 }
 
-/// Which kind of object a tag rule was written in.
+/// The kind of object that contains a tag rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagDialect {
     /// A `TagRoute`.
@@ -127,7 +127,7 @@ pub enum TagDialect {
 }
 
 impl TagDialect {
-    /// What identifies the object of this kind and name.
+    /// The identity of the object of this kind and name.
     #[must_use]
     pub fn object(self, name: TagRouteName) -> ObjectKey {
         match self {
@@ -149,60 +149,59 @@ impl TagDialect {
 }
 
 impl RuleOrigin {
-    /// The object that holds the rule.
+    /// The object that contains the rule.
     #[must_use]
     pub fn object(&self) -> ObjectKey {
         self.dialect.object(self.name.clone())
     }
 }
 
-/// One rule: which requests go to instances with which tags.
+/// A tag rule: forwards matching requests to instances with some tags.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TagRule {
-    /// Where it was written.
+    /// Its origin.
     pub origin: RuleOrigin,
-    /// The greater is asked first.
+    /// The precedence; rules with a greater one are evaluated first.
     pub precedence: i32,
-    /// For whose requests it is.
+    /// The matching callers.
     pub from: Callers,
-    /// What a request must look like.
+    /// The conditions on the request.
     pub matches: TagMatch,
-    /// The sets of instances that take the requests.
+    /// The sets of instances that receive the requests.
     pub split: TagSplit,
-    /// The sets that take the requests of a set that is empty; none when there are no targets.
+    /// The sets that receive the requests of an empty set; none without targets.
     pub fallback: TagSplit,
-    /// What takes the requests of an empty set after that: the first that is not empty. Requests
-    /// fail when all are.
+    /// The last fallbacks for the requests of an empty set: the first non-empty set. Requests fail if all are
+    /// empty.
     pub otherwise: Vec<Otherwise>,
-    /// What keeps a client with the target that it was given; chance decides when absent.
+    /// The key that pins a client to a target; the choice is random when absent.
     pub sticky: Option<Sticky>,
 }
 
-/// Sets of instances, each with its share.
+/// Weighted sets of instances.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TagSplit {
     /// The sets.
     pub targets: Vec<TagTarget>,
-    /// What the weights are.
+    /// The unit of the weights.
     pub weights: Weights,
 }
 
-/// What the weights of a split are.
+/// The unit of the weights of a split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Weights {
-    /// Shares of their sum.
+    /// Relative to their sum.
     #[default]
     Relative,
-    /// Percentages; what is above 100 is cut off. What is left of 100 goes, in a split, to the
-    /// fallback or else to the instances that no target of the split selects, and in a fallback
-    /// to nobody.
+    /// Percentages; the excess over 100 is cut off. The rest up to 100 goes, in a split, to the fallback or
+    /// else to the instances that no target of the split selects. In a fallback the rest is unused.
     Percent,
 }
 
-/// A set of instances and its share.
+/// A weighted set of instances.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TagTarget {
-    /// Its share.
+    /// Its weight.
     pub weight: u32,
     /// The set.
     pub set: TagSet,
@@ -211,35 +210,35 @@ pub struct TagTarget {
 /// A set of instances.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagSet {
-    /// Those that carry all of these tags.
+    /// Instances with all of these tags.
     All(BTreeMap<String, TagValue>),
-    /// Those that carry at least one of these tags; of none, nobody.
+    /// Instances with at least one of these tags; empty without tags.
     Any(BTreeMap<String, TagValue>),
-    /// Those that no target of any rule selects.
+    /// Instances that no target of any rule selects.
     Default,
-    /// All of them.
+    /// All instances.
     Every,
 }
 
-/// What a tag must be.
+/// A condition on a tag.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagValue {
-    /// This.
+    /// Equal to this value.
     Is(String),
-    /// What it is at the caller: absent when the caller does not carry it.
+    /// Equal to the caller's tag; absent if the caller does not have it.
     Callers,
 }
 
-/// What takes requests when there is nothing else.
+/// A fallback if the selected instances are empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Otherwise {
     /// Any instance.
     Any,
-    /// Those instances that no target of any rule selects.
+    /// The instances that no target of any rule selects.
     Default,
 }
 
-/// What keeps a client with the target that it was given.
+/// The key that pins a client to a target.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Sticky {
     /// The value of this header, in lower case.
@@ -248,111 +247,111 @@ pub enum Sticky {
     Cookie(String),
 }
 
-/// For whose requests a rule is. The default is: for everybody's.
+/// The matching callers. The default matches all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Callers {
-    /// Those behind this service.
+    /// Callers that are workloads of this service.
     pub service: Option<ServiceName>,
-    /// Those whose own tags pass these tests.
+    /// Callers with tags that pass these tests.
     pub tags: Vec<FieldTest>,
-    /// How many of the tests must hold.
+    /// The required tests.
     pub quorum: Quorum,
 }
 
-/// How many of several tests must hold.
+/// The number of tests that must pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Quorum {
     /// All of them.
     #[default]
     All,
-    /// One is enough; of none, it holds.
+    /// At least one; passes without tests.
     One,
 }
 
-/// What a request must look like for a tag rule; all parts must hold.
+/// The conditions of a tag rule on a request; all parts must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TagMatch {
     /// The path, without the query.
     pub path: PathMatch,
     /// One of these methods; any when empty.
     pub methods: Vec<String>,
-    /// Headers, by names in lower case.
+    /// Headers, by lower-case name.
     pub headers: Vec<FieldTest>,
-    /// How many of the tests of headers must hold.
+    /// The required header tests.
     pub quorum: Quorum,
-    /// Which value of a repeated header is looked at.
+    /// The tested value of a repeated header.
     pub repeated: Repeated,
     /// Query parameters.
     pub query: Vec<FieldTest>,
     /// Cookies.
     pub cookies: Vec<FieldTest>,
-    /// A regular expression for the path up to its last dot, or for nothing when it has none.
-    /// Where it does not fit, the rule's targets are not left out of the default set either.
+    /// A regular expression for the path up to its last dot; the text is empty without a dot. If it does not
+    /// match, the rule's targets stay in the default set, too.
     pub stem: Option<String>,
 }
 
-/// Which value of a repeated header is looked at.
+/// The tested value of a repeated header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Repeated {
-    /// All of them, joined by `", "`.
+    /// All values, joined by `", "`.
     #[default]
     Joined,
-    /// The first.
+    /// The first value.
     First,
 }
 
-/// A named value and what it must be.
+/// A test of a named value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FieldTest {
     /// The header, parameter, cookie or tag.
     pub name: String,
-    /// What it must be.
+    /// The test.
     pub test: ValueTest,
 }
 
-/// What a value must be. What is absent passes [`ValueTest::Absent`] and no other.
+/// A test of a value. An absent value passes only [`ValueTest::Absent`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ValueTest {
-    /// There.
+    /// The value is present.
     Present,
-    /// Not there.
+    /// The value is absent.
     Absent,
-    /// Compared as text.
+    /// A text comparison.
     Text {
-        /// How.
+        /// The comparison.
         relation: TextRelation,
-        /// With what: one text, but for [`TextRelation::In`].
+        /// The operands: one, except for [`TextRelation::In`].
         texts: Vec<String>,
-        /// Whether both are turned into lower case before.
+        /// True for a case-insensitive comparison.
         ignore_case: bool,
     },
-    /// Compared as a 64-bit integer; what is none does not pass.
+    /// A comparison of 64-bit integers; other values do not pass.
     Number {
-        /// How.
+        /// The comparison.
         relation: NumberRelation,
-        /// With what.
+        /// The operand.
         bound: i64,
     },
-    /// Nothing passes.
+    /// Always fails.
     Never,
 }
 
-/// How texts are compared.
+/// A text comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TextRelation {
     /// Equal.
     Exact,
-    /// Begins with it.
+    /// Begins with the operand.
     Prefix,
-    /// Matches the regular expression as a whole.
+    /// Matches the regular expression in full.
     Regex,
-    /// Equal to one of them.
+    /// Equal to one of the operands.
     In,
-    /// There, and not equal.
+    /// Present and not equal.
     Not,
 }
 
-/// How numbers are compared.
+/// A number comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NumberRelation {
     /// Greater.
@@ -365,34 +364,33 @@ pub enum NumberRelation {
     AtMost,
 }
 
-/// A rule that looks at the caller's own tags and not at the request.
+/// A rule that matches the caller's tags and not the request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CallerRule {
-    /// Where it was written.
+    /// Its origin.
     pub origin: RuleOrigin,
-    /// For whose requests it is.
+    /// The matching callers.
     pub from: Callers,
-    /// The sets of instances that are preferred.
+    /// The preferred sets of instances.
     pub split: TagSplit,
-    /// What share of the instances the preferred ones must be, in percent; otherwise the rule
-    /// changes nothing.
+    /// The minimum share of preferred instances, in percent; below it the rule has no effect.
     pub min_percent: u32,
-    /// With fewer instances than this the share is not asked for.
+    /// The minimum number of instances for `min_percent`; with fewer it is ignored.
     pub min_total: u32,
-    /// Whether the next rule is asked when this one changes nothing.
+    /// True if the next rule is evaluated when this one has no effect.
     pub goes_on: bool,
 }
 
-/// A rule of a lane: which requests get which headers.
+/// A rule of a lane: adds headers to matching requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneRule {
-    /// Where it was written.
+    /// Its origin.
     pub origin: RuleOrigin,
-    /// The greater is asked first.
+    /// The precedence; rules with a greater one are evaluated first.
     pub precedence: i32,
-    /// What a request must look like.
+    /// The conditions on the request.
     pub matches: TagMatch,
-    /// What it is marked with, and the percentage of requests that are; the rest is not.
+    /// The added marks, each for a percentage of requests; the rest is not marked.
     pub marks: Vec<LaneMark>,
 }
 
@@ -401,24 +399,24 @@ pub struct LaneRule {
 pub struct LaneMark {
     /// The percentage.
     pub percent: u32,
-    /// Header names in lower case, and values. A request that has the header keeps its own.
+    /// Header values by lower-case name. A request that already has the header keeps it.
     pub headers: BTreeMap<String, String>,
 }
 
-/// What tag rules may ask about the workload behind a sidecar; empty when none does.
+/// The attributes of a sidecar's workload that tag rules use; empty if unused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Caller {
-    /// The services that it is behind.
+    /// The services that select it.
     pub services: BTreeSet<ServiceName>,
-    /// Its labels, as far as rules name them.
+    /// The labels of it that rules use.
     pub tags: BTreeMap<String, String>,
-    /// Whether it has a label beside `version` and `zone`.
+    /// True if it has labels other than `version` and `zone`.
     pub has_parameters: bool,
 }
 
 impl TagRules {
-    /// Those for a port of a service, from what is said of it, the nearest first. Those by request and those
-    /// by caller are found apart: each where first there are some.
+    /// Selects the rules of a service port, given the most specific first. Rules by request and rules by caller
+    /// are selected independently: each from the first entry that has some.
     #[must_use]
     pub fn nearest(all: impl IntoIterator<Item = Self>) -> Self {
         let mut found = Self::default();
@@ -434,8 +432,8 @@ impl TagRules {
         found
     }
 
-    /// The rules of all `TagRoute`s for the same traffic; of rules of one precedence those of the oldest object
-    /// come first, then by name. The strictest of them decides about requests that no rule fits.
+    /// Combines the rules of all `TagRoute`s for the same traffic; rules of the same precedence are ordered by
+    /// the age of their object, then by name. The strictest object decides about requests that match no rule.
     #[must_use]
     pub fn joined<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
         let mut joined = Self::default();
@@ -453,13 +451,13 @@ impl TagRules {
         joined
     }
 
-    /// Whether they say nothing.
+    /// True if there are no rules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty() && self.by_caller.is_empty()
     }
 
-    /// The labels of instances that are looked at.
+    /// The instance labels that the rules use.
     pub fn instance_tags(&self) -> impl Iterator<Item = &str> {
         let rules = self.rules.iter();
         let splits = rules.flat_map(|rule| [&rule.split, &rule.fallback]);
@@ -467,7 +465,7 @@ impl TagRules {
         splits.flat_map(|split| &split.targets).flat_map(|target| target.set.tags())
     }
 
-    /// The labels of callers that are looked at, and whether anything of callers is.
+    /// The caller labels that the rules use, and whether they use any attribute of callers.
     #[must_use]
     pub fn caller_tags(&self) -> (BTreeSet<&str>, bool) {
         let mut tags = BTreeSet::new();
@@ -497,7 +495,7 @@ impl TagSet {
     }
 }
 
-/// Failing is the strictest, then the default set, then any instance as well.
+/// Failing is the strictest, then the default set, then any instance.
 fn leniency(otherwise: &[Otherwise]) -> u8 {
     match otherwise {
         [] => 0,

@@ -1,65 +1,65 @@
-//! Taps: which live requests an operator wants to see.
+//! Taps: filters of live requests that an operator watches.
 
 use std::fmt;
 
 use crate::identity::ServiceAccount;
 use crate::name::ServiceName;
 
-/// Which live requests an operator wants to see. All of its parts must hold.
+/// A filter of live requests. All parts must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tap {
-    /// Which tap it is, of those that a control plane has.
+    /// The ID of the tap at its control plane.
     pub id: u64,
-    /// The service that is called.
+    /// The destination service.
     pub service: ServiceName,
-    /// Whose sidecars tell.
+    /// The reporting sidecars.
     pub side: TapSide,
-    /// What the path begins with; empty for any.
+    /// The path prefix; empty for any.
     pub path: String,
     /// The method; empty for any.
     pub method: String,
-    /// The statuses, both ends included; any when absent. 0 is no answer.
+    /// The status range, inclusive; any when absent. 0 stands for no response.
     pub status: Option<StatusRange>,
-    /// Who calls; anybody when absent.
+    /// The calling account; any when absent.
     pub from: Option<ServiceAccount>,
-    /// How many requests one data thread tells of in a second.
+    /// The maximum number of requests that one data thread reports per second.
     pub per_second: u32,
 }
 
-/// Whose sidecars tell of a request.
+/// The sidecars that report a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TapSide {
-    /// The client's and the server's.
+    /// Both sidecars.
     Both,
-    /// The client's.
+    /// The client's sidecar.
     Client,
-    /// The server's.
+    /// The server's sidecar.
     Server,
 }
 
 impl TapSide {
-    /// All of them, with their words.
+    /// All values, by name.
     pub const ALL: &'static [(&'static str, Self)] =
         &[("both", Self::Both), ("client", Self::Client), ("server", Self::Server)];
 }
 
-/// Statuses from one to another.
+/// An inclusive range of statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StatusRange {
-    /// The first.
+    /// The first status.
     pub from: u16,
-    /// The last.
+    /// The last status.
     pub to: u16,
 }
 
-/// A request as taps see it.
+/// The attributes of a request that taps match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tappable<'a> {
-    /// Whether the server's sidecar tells.
+    /// True at the server's sidecar.
     pub is_inbound: bool,
-    /// The service that was called, `namespace/name`.
+    /// The destination service, `namespace/name`.
     pub service: &'a str,
-    /// The account that called, `namespace/name`.
+    /// The calling account, `namespace/name`.
     pub from: &'a str,
     /// The path without its query.
     pub path: &'a str,
@@ -69,7 +69,7 @@ pub struct Tappable<'a> {
     pub status: u16,
 }
 
-/// A tap, ready to be compared with many requests.
+/// A compiled tap, to match many requests.
 #[derive(Debug)]
 pub struct TapMatcher {
     tap: Tap,
@@ -78,7 +78,7 @@ pub struct TapMatcher {
 }
 
 impl TapMatcher {
-    /// Of one tap.
+    /// Compiles a tap.
     #[must_use]
     pub fn new(tap: &Tap) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl TapMatcher {
         &self.tap
     }
 
-    /// Whether the operator wants to see this request.
+    /// True if the request matches the tap.
     #[must_use]
     pub fn takes(&self, request: &Tappable<'_>) -> bool {
         let Tap { side, path, method, status, .. } = &self.tap;
@@ -113,13 +113,13 @@ impl TapMatcher {
 }
 
 impl StatusRange {
-    /// Whether a status is one of them.
+    /// True if the range contains a status.
     #[must_use]
     pub const fn contains(self, status: u16) -> bool {
         self.from <= status && status <= self.to
     }
 
-    /// Reads `503`, `5xx` or `400-499`.
+    /// Parses `503`, `5xx` or `400-499`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let number = |text: &str| {
@@ -139,7 +139,7 @@ impl StatusRange {
     }
 }
 
-/// As it is read.
+/// Formats the range so that it can be parsed again.
 impl fmt::Display for StatusRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.from, self.to) {
@@ -149,9 +149,9 @@ impl fmt::Display for StatusRange {
     }
 }
 
-/// The longest path, or method, of a tap.
+/// The maximum length of a tap's path or method.
 pub const TAP_TEXT_BYTES_MAX: usize = 1024;
-/// The most requests that one data thread tells of in a second.
+/// The maximum number of requests that one data thread reports per second.
 pub const TAP_PER_SECOND_MAX: u32 = 1000;
 
 #[cfg(test)]

@@ -1,36 +1,36 @@
-//! TCP rules: where connections go in which no request is seen.
+//! TCP routes: destinations of opaque connections.
 
 use crate::action::RuleActions;
 use crate::name::RouteName;
 use crate::route::{RequestMatch, RouteKind, RouteParent, RouteRule, WeightedBackend};
 
-/// A Gateway API `TCPRoute` attached to services. Not the one of SMI, which describes ports.
+/// A Gateway API `TCPRoute` attached to services; unrelated to SMI's `TCPRoute`, which describes ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayTcpRoute {
-    /// The services whose connections it decides, at least one.
+    /// The services that it applies to, at least one.
     pub parents: Vec<RouteParent>,
-    /// Its only rule, which has its name.
+    /// Its only rule, with its name.
     pub rule: TcpRule,
-    /// As of an [`HttpRoute`](crate::HttpRoute): the oldest goes first.
+    /// The creation time, as of an [`HttpRoute`](crate::HttpRoute): the oldest takes precedence.
     pub created: i64,
 }
 
-/// Where the connections to a port go, each drawn once.
+/// The destinations of the connections to a port, one random choice for each connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TcpRule {
-    /// The object that the rule came from.
+    /// The object that contains the rule.
     pub route: RouteName,
     /// The kind of that object.
     pub kind: RouteKind,
-    /// Where they go, by weight. All weights 0: they are cut off.
+    /// The weighted backends. If all weights are 0, connections are closed.
     pub backends: Vec<WeightedBackend>,
-    /// The weight of backends in other namespaces that no grant permits: their share of the
-    /// connections is cut off.
+    /// The weight of backends in other namespaces that no grant permits: their share of the connections is
+    /// closed.
     pub ungranted_weight: u32,
 }
 
 impl TcpRule {
-    /// The same for requests, each drawn once.
+    /// The equivalent rule for requests, one random choice for each request.
     #[must_use]
     pub fn for_requests(&self) -> RouteRule {
         RouteRule {

@@ -1,5 +1,4 @@
-//! TLS routes: which sessions that applications encrypt themselves go to which backends, by the
-//! server name that the client asks for.
+//! TLS passthrough routes: destinations of sessions that applications encrypt themselves, by server name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,28 +9,28 @@ use crate::route::{RouteParent, WeightedBackend};
 /// A Gateway API `TLSRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsRoute {
-    /// The services whose sessions it decides, at least one.
+    /// The services that it applies to, at least one.
     pub parents: Vec<RouteParent>,
-    /// Its only rule, which has its name.
+    /// Its only rule, with its name.
     pub rule: TlsRule,
-    /// As of an [`HttpRoute`](crate::HttpRoute): the oldest goes first.
+    /// The creation time, as of an [`HttpRoute`](crate::HttpRoute): the oldest takes precedence.
     pub created: i64,
 }
 
-/// Where sessions for some server names go.
+/// The destinations of sessions for some server names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TlsRule {
-    /// The route that the rule came from.
+    /// The route that contains the rule.
     pub route: RouteName,
-    /// The names, at least one.
+    /// The server names, at least one.
     pub hostnames: Vec<HostPattern>,
-    /// Where the sessions go, by weight. All weights 0: they are cut off.
+    /// The weighted backends. If all weights are 0, sessions are closed.
     pub backends: Vec<WeightedBackend>,
-    /// The weight of backends that are not there or may not be led to: their share is cut off.
+    /// The weight of backends that do not exist or are not permitted: their share of the sessions is closed.
     pub ungranted_weight: u32,
 }
 
-/// A host name, or all below one.
+/// A host name, or all names below one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPattern {
     /// This name.
@@ -41,7 +40,7 @@ pub enum HostPattern {
 }
 
 impl HostPattern {
-    /// Whether a host name, in lower case and without a dot at its end, is one of them.
+    /// True if a host name, in lower case and without a trailing dot, matches.
     #[must_use]
     pub fn fits(&self, host: &str) -> bool {
         match self {
@@ -53,7 +52,7 @@ impl HostPattern {
         }
     }
 
-    /// How specific it is: of two that fit, the one with the greater value decides.
+    /// The specificity: of two matching patterns the one with the greater value takes precedence.
     #[must_use]
     pub fn specificity(&self) -> (bool, usize) {
         match self {
@@ -84,15 +83,15 @@ impl FromStr for HostPattern {
     }
 }
 
-/// A text that is no host name, nor all below one.
+/// A text that is not a valid host pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a host name: use one such as shop.example.com or *.example.com")]
 pub struct InvalidHostPattern {
-    /// What was given, cut to 253 characters.
+    /// The text, truncated to 253 characters.
     pub text: String,
 }
 
-/// The longest name there is.
+/// The maximum length of a name.
 const TEXT_SHOWN_MAX: usize = 253;
 
 #[cfg(test)]

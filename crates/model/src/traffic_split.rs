@@ -1,32 +1,32 @@
-//! Traffic splits: which share of what is meant for one service goes to which others.
+//! Traffic splits: weighted distribution of one service's traffic to other services.
 
 use crate::name::{RouteGroupName, RouteName, ServiceName};
 use crate::route::{RouteParent, WeightedBackend};
 
-/// An SMI `TrafficSplit`: it decides what is meant for its root.
+/// An SMI `TrafficSplit`: it distributes the traffic of its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficSplit {
-    /// Its name; of several for one root the oldest decides, then the first by name.
+    /// Its name; of several for one root the oldest takes precedence, then the first by name.
     pub name: RouteName,
     /// The service that clients call, with all its ports; of the same namespace.
     pub root: RouteParent,
-    /// The requests that it decides: those that any match of these groups fits. Everything, also
-    /// what is no request, when absent.
+    /// The requests that it applies to: those that any match of these groups accepts. All traffic, including
+    /// opaque connections, when absent.
     pub groups: Option<Vec<RouteGroupName>>,
-    /// Where they go, at the port that they came for. At least one weight is above 0.
+    /// The weighted backends, at the port that was called. At least one weight is above 0.
     pub backends: Vec<SplitBackend>,
-    /// Its creation in a cluster, in seconds; 0 in a file.
+    /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
 
 impl TrafficSplit {
-    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    /// The precedence among objects for the same traffic: the oldest first, then the first by name.
     #[must_use]
     pub fn precedence(&self) -> (i64, &RouteName) {
         (self.created, &self.name)
     }
 
-    /// Its backends for what comes to one port of the root.
+    /// The backends for one port of the root.
     #[must_use]
     pub fn at(&self, port: u16) -> Vec<WeightedBackend> {
         let backend = |backend: &SplitBackend| {
@@ -36,11 +36,11 @@ impl TrafficSplit {
     }
 }
 
-/// A service that takes a share of what is meant for a root.
+/// A service that receives a share of a root's traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplitBackend {
-    /// The service; the root itself is reached at its own endpoints.
+    /// The service; the root itself stands for its own endpoints.
     pub service: ServiceName,
-    /// Its share, relative to the sum over the backends; 0 takes nothing.
+    /// Its share, relative to the sum over the backends; 0 receives nothing.
     pub weight: u32,
 }

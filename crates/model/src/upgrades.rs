@@ -1,6 +1,6 @@
-//! The protocols that a connection may change to: WebSocket, and others where an option lists them.
+//! Protocols that a connection may be upgraded to: WebSocket, and others if an option lists them.
 //!
-//! After a change a proxy sees bytes and no requests, so that policies about requests no longer apply.
+//! After an upgrade a proxy sees opaque bytes, so request policies no longer apply.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,17 +8,17 @@ use std::str::FromStr;
 /// The protocols of `Upgrade` and of extended CONNECT that are forwarded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Upgrades {
-    /// WebSocket alone.
+    /// WebSocket only.
     #[default]
     WebSocket,
-    /// These too, in lower case.
+    /// WebSocket and these, in lower case.
     Listed(Vec<String>),
-    /// All but HTTP/2, in which requests would pass the proxy unseen.
+    /// All except HTTP/2, which would carry requests past the proxy's policies.
     Any,
 }
 
 impl Upgrades {
-    /// True for a protocol that is forwarded.
+    /// True if the protocol is forwarded.
     #[must_use]
     pub fn contain(&self, protocol: &str) -> bool {
         let is = |known: &str| known.eq_ignore_ascii_case(protocol);
@@ -30,7 +30,7 @@ impl Upgrades {
     }
 }
 
-/// `websocket`, `any`, or names with commas between them.
+/// Parses `websocket`, `any`, or comma-separated names.
 impl FromStr for Upgrades {
     type Err = String;
 
@@ -41,7 +41,7 @@ impl FromStr for Upgrades {
         let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#%&'*+-.^_`|~".contains(&byte);
         let mut names = Vec::new();
         for name in text.split(',').map(str::trim) {
-            // RFC 9110 §7.8: a name, and perhaps `/` and a version.
+            // RFC 9110 §7.8: a name, optionally with `/` and a version.
             let mut parts = name.splitn(2, '/');
             let fits = name.len() <= NAME_BYTES_MAX
                 && parts.all(|part| !part.is_empty() && part.bytes().all(token));
@@ -75,7 +75,7 @@ impl fmt::Display for Upgrades {
 const WEBSOCKET: &str = "websocket";
 const HTTP2: [&str; 2] = ["h2", "h2c"];
 const ANY: &str = "any";
-/// More than an application speaks.
+/// More than any application uses.
 const NAMES_MAX: usize = 16;
 const NAME_BYTES_MAX: usize = 64;
 

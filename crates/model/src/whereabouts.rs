@@ -1,11 +1,11 @@
-//! What the name of a service stands for, to whoever looks it up.
+//! DNS records: the addresses of a service name.
 
 use std::net::IpAddr;
 
-/// What the name of a service stands for: addresses in order, none of them twice.
+/// The addresses of a service name, in order and without duplicates.
 ///
-/// Those that a cluster gave the service, or those of its workloads where it gave none. When there
-/// are none at all the mesh does not say: whoever else answers names does.
+/// They are the cluster IPs of the service, or the addresses of its workloads if it has none. Queries for a
+/// name without addresses are forwarded to the upstream resolver.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Whereabouts(Vec<IpAddr>);
 
@@ -16,7 +16,7 @@ impl Whereabouts {
         &self.0
     }
 
-    /// Whether the mesh does not say.
+    /// True if queries are forwarded.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
         self.0.is_empty()

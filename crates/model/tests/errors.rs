@@ -1,4 +1,4 @@
-//! `docs/errors.md` is what the closed list of reasons says, and cannot say anything else.
+//! Test that `docs/errors.md` equals the closed list of reasons.
 
 use std::fmt::Write as _;
 use std::fs;

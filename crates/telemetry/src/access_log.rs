@@ -6,55 +6,55 @@ use crate::terminal::steers;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What a line of the access log tells. There is no place for bodies, nor for headers that carry
-/// secrets. Empty texts and absent values are written as `null`.
+/// The fields of an access log line. There is no field for bodies, nor for headers with secrets. Empty texts
+/// and absent values are written as `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// When it began, as RFC 3339 writes it.
+    /// The start time, in RFC 3339 format.
     pub start_time: &'a str,
     /// `inbound` or `outbound`.
     pub direction: &'static str,
     /// The method; empty for a byte stream.
     pub method: &'a str,
-    /// The path. What follows `?` or `#` is never written: queries carry tokens.
+    /// The path. Anything after `?` or `#` is never written: queries may contain tokens.
     pub path: &'a str,
-    /// What was spoken.
+    /// The protocol.
     pub protocol: &'a str,
-    /// Whom the request was for. User names and passwords before an `@` are never written.
+    /// The authority of the request. User names and passwords before an `@` are never written.
     pub authority: &'a str,
-    /// The status of the response; 0 when there was none.
+    /// The status of the response; 0 if there was none.
     pub status: u16,
-    /// Why it failed, from the closed list.
+    /// The failure reason, from the closed list.
     pub reason: Option<&'static str>,
-    /// The name of the status that a gRPC call was answered with; empty for anything else.
+    /// The name of the gRPC status; empty if the request is not a gRPC call.
     pub grpc_status: &'static str,
-    /// The service that was called, `namespace/name`.
+    /// The destination service, `namespace/name`.
     pub service: &'a str,
-    /// The route that decided, `namespace/name`.
+    /// The matching route, `namespace/name`.
     pub route: &'a str,
-    /// The policy that allowed it, or would allow it to others.
+    /// The policy that allowed it, or that would allow it to other clients.
     pub policy: &'a str,
-    /// Why strict mode would have denied what audit mode let in; empty otherwise.
+    /// The reason that strict mode would have denied traffic allowed in audit mode; empty otherwise.
     pub audit: &'a str,
-    /// The verified identity at the other end.
+    /// The verified identity of the peer.
     pub peer: &'a str,
-    /// The address of the client, as the socket tells it.
+    /// The client's socket address.
     pub downstream: Option<SocketAddr>,
-    /// The address of the endpoint that it was sent to.
+    /// The address of the selected endpoint.
     pub upstream: Option<SocketAddr>,
     /// Bytes of the body received from the client.
     pub bytes_in: u64,
     /// Bytes of the body sent to the client.
     pub bytes_out: u64,
-    /// From the first byte received to the last byte sent.
+    /// The time from the first byte received to the last byte sent.
     pub duration: Duration,
-    /// From the first byte received to the first byte sent.
+    /// The time from the first byte received to the first byte sent.
     pub time_to_first_byte: Option<Duration>,
-    /// From the last byte of the request sent to the first byte of the response received.
+    /// The time from the last request byte sent to the first response byte received.
     pub upstream_time: Option<Duration>,
-    /// How many times it was sent once more.
+    /// The number of retries.
     pub retries: u8,
-    /// Whether a second attempt beside the first `won` or `lost`; empty when there was none.
+    /// `won` or `lost` for a hedged second attempt; empty without one.
     pub hedge: &'a str,
     /// The header `x-forwarded-for`.
     pub forwarded_for: &'a str,
@@ -62,24 +62,24 @@ pub struct Entry<'a> {
     pub user_agent: &'a str,
     /// The header `x-request-id`.
     pub request_id: &'a str,
-    /// The server name that the client asked for when it started TLS.
+    /// The TLS server name from the client.
     pub server_name: &'a str,
-    /// The trace that it is a part of; empty when requests are not traced.
+    /// The trace ID; empty if requests are not traced.
     pub trace_id: &'a str,
-    /// Its span, whether or not that is sampled.
+    /// The span ID, also of spans that are not sampled.
     pub span_id: &'a str,
 }
 
-/// The value of a field that is there, for whoever does not write lines.
+/// The value of a present field, for exporters of structured records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LogValue<'a> {
-    /// Cut to [`TEXT_BYTES_MAX`], without escapes.
+    /// A text, truncated to [`TEXT_BYTES_MAX`], without escapes.
     Text(&'a str),
     /// A count, or a status.
     Number(u64),
-    /// How long, in milliseconds.
+    /// A duration in milliseconds.
     Milliseconds(f64),
-    /// Of a socket.
+    /// A socket address.
     Address(SocketAddr),
 }
 
@@ -92,7 +92,7 @@ enum Value<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// The fields that are not absent, in their order.
+    /// The present fields, in order.
     pub fn present(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
         self.fields().into_iter().filter_map(|(name, value)| {
             let value = match value {
@@ -108,7 +108,7 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// The fields of a line in their order, by the names that OSM's access log has for them.
+    /// The fields of a line in order, with the names of OSM's access log.
     fn fields(&self) -> [(&'static str, Value<'a>); 29] {
         use Value::{Address, Duration, Number, Text};
         [
@@ -145,13 +145,13 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Appends an entry as one line of JSON. Durations are milliseconds. Every text is cut to
+/// Appends an entry as one line of JSON. Durations are in milliseconds. Every text is truncated to
 /// [`TEXT_BYTES_MAX`].
 pub fn write_json(entry: &Entry<'_>, out: &mut String) {
     let mut line = Line { out };
     for (index, (name, value)) in entry.fields().into_iter().enumerate() {
         line.out.push(if index == 0 { '{' } else { ',' });
-        // Names are our own, and need no escapes.
+        // Field names are constants and need no escapes.
         line.format(format_args!("\"{name}\":"));
         match value {
             Value::Text("") | Value::Duration(None) | Value::Address(None) => {
@@ -166,8 +166,8 @@ pub fn write_json(entry: &Entry<'_>, out: &mut String) {
     line.out.push_str("}\n");
 }
 
-/// Appends the fields of these names, each as a template for lines shows it: what is absent as `-`,
-/// and texts with the escapes of JSON, so that no client can begin a line.
+/// Appends the named fields in the format of templates: absent values as `-`, and texts with JSON escapes, so
+/// that no client can inject a line.
 pub fn write_fields<'n>(
     entry: &Entry<'_>,
     parts: impl Iterator<Item = Part<'n>>,
@@ -200,9 +200,9 @@ pub fn write_fields<'n>(
 /// A part of a template for lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// It stands as it is.
+    /// Literal text.
     Text(&'a str),
-    /// The value of the field of this name.
+    /// The value of the field with this name.
     Field(&'a str),
 }
 
@@ -231,7 +231,7 @@ impl Line<'_> {
                 '\n' => self.out.push_str("\\n"),
                 '\r' => self.out.push_str("\\r"),
                 '\t' => self.out.push_str("\\t"),
-                // Also the controls from U+0080 and marks of direction, which JSON would let pass.
+                // Also C1 controls from U+0080 and bidirectional marks, which JSON permits.
                 control if steers(control) => {
                     self.format(format_args!("\\u{:04x}", u32::from(control)));
                 }
@@ -254,13 +254,13 @@ fn without_query(path: &str) -> &str {
     path.split(['?', '#']).next().unwrap_or(path)
 }
 
-/// An authority without the user and password that a client may have put in front of it.
+/// Removes user and password from an authority.
 #[must_use]
 pub fn without_user(authority: &str) -> &str {
     authority.rsplit('@').next().unwrap_or(authority)
 }
 
-/// The longest text in a line: clients choose paths and headers, and lines must stay readable.
+/// The maximum length of a text in a line: clients choose paths and headers, and lines must stay readable.
 pub const TEXT_BYTES_MAX: usize = 1024;
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! One number with a single writer and any number of readers.
+//! A number with a single writer and any number of readers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that one thread writes and others may read. Adding is a load and a store: without a
-/// second writer nothing can be lost, so the processor need not lock the cache line.
+/// A number that one thread writes and others may read. Addition is a load and a store: with a single writer no
+/// update is lost, so the processor need not lock the cache line.
 #[derive(Debug, Default)]
 pub(crate) struct Cell(AtomicU64);
 
 impl Cell {
-    /// Adds; only the thread that owns the shard may.
+    /// Adds; only the thread that owns the shard may call this.
     pub(crate) fn add(&self, amount: u64) {
         self.0.store(self.read().wrapping_add(amount), Ordering::Relaxed);
     }
 
-    /// Subtracts; only the thread that owns the shard may.
+    /// Subtracts; only the thread that owns the shard may call this.
     pub(crate) fn subtract(&self, amount: u64) {
         self.0.store(self.read().wrapping_sub(amount), Ordering::Relaxed);
     }
@@ -28,7 +28,7 @@ impl Cell {
     }
 }
 
-/// As many cells as an array has places.
+/// An array of cells.
 pub(crate) fn cells<const N: usize>() -> [Cell; N] {
     std::array::from_fn(|_| Cell::default())
 }

@@ -1,4 +1,4 @@
-//! Changes: what every series counted since somebody last looked.
+//! Changes of every series since the last reading.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::status::CLASSES;
 use crate::tally::Ending;
 use crate::telemetry::Telemetry;
 
-/// Looks at all series from time to time and tells what is new. It remembers what it saw: about
-/// half a KiB for a series.
+/// Computes the changes of all series since the last reading. It stores the last values: about half a KiB for
+/// each series.
 #[derive(Debug)]
 pub struct Changes {
     telemetry: Arc<Telemetry>,
@@ -19,61 +19,61 @@ pub struct Changes {
     rules_seen: BTreeMap<RuleLabels, u64>,
 }
 
-/// What was new at one look.
+/// The changes of one reading.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// The series that counted something, in order of their labels.
+    /// The changed series, ordered by labels.
     pub series: Vec<SeriesChange>,
-    /// How many more did; they are counted together under labels without a service.
+    /// The number of further changed series; they are merged under labels without a service.
     pub folded: usize,
-    /// The rules that decided something, in order of their labels.
+    /// The rules that matched, ordered by labels.
     pub rules: Vec<RuleChange>,
 }
 
-/// How often a rule decided between two looks.
+/// The matches of a rule between two readings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleChange {
     /// Its labels.
     pub labels: RuleLabels,
-    /// How often.
+    /// The number of matches.
     pub hits: u64,
 }
 
-/// What one series counted between two looks.
+/// The changes of one series between two readings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesChange {
     /// Its labels.
     pub labels: RequestLabels,
-    /// The number of TCP connections that were opened or rejected.
+    /// The number of TCP connections opened or rejected.
     pub opened: u64,
-    /// The number of streams that began. Their requests are recorded when they end.
+    /// The number of streams that began. Their requests are recorded at their end.
     pub streams_opened: u64,
-    /// The number of requests with streams that ended, which are among all that ended.
+    /// The number of completed requests with streams, a subset of all completed ones.
     pub streams_ended: u64,
-    /// How many requests ended, by class of status: without one, 1xx to 5xx.
+    /// The number of completed requests, by class of status: no response, 1xx to 5xx.
     pub classes: [u64; CLASSES],
-    /// How many of them failed.
+    /// The number of failures.
     pub failed: u64,
-    /// Why, for those that have a reason.
+    /// The failures by reason.
     pub reasons: BTreeMap<&'static str, u64>,
     /// Bytes of bodies received from clients.
     pub bytes_in: u64,
     /// Bytes of bodies sent to clients.
     pub bytes_out: u64,
-    /// How long they took.
+    /// The durations.
     pub durations: SparseHistogram,
 }
 
 impl Changes {
-    /// Has seen nothing yet: the first look tells of everything since the start.
+    /// Starts without stored values: the first reading covers everything since the start.
     #[must_use]
     pub fn of(telemetry: Arc<Telemetry>) -> Self {
         Self { telemetry, seen: BTreeMap::new(), rules_seen: BTreeMap::new() }
     }
 
-    /// What is new since the last look: at most `series_max` series, the busiest ones, and one for
-    /// each direction that sums up the others; and at most `rules_max` rules. Further ones are told at
-    /// the next look, the busiest first. Rules wait until a request has ended.
+    /// Takes the changes since the last reading: at most `series_max` series (the busiest ones, and one for
+    /// each direction that sums up the others) and at most `rules_max` rules. Further rules are part of
+    /// the next reading, the busiest first. Rules wait until a request has completed.
     pub fn take(&mut self, series_max: usize, rules_max: usize) -> Taken {
         let mut series = Vec::new();
         for (labels, cells) in self.telemetry.series() {
@@ -106,7 +106,7 @@ impl Changes {
     }
 }
 
-/// Leaves the busiest ones and sums the others up; says how many those were.
+/// Keeps the busiest series and sums up the others; returns the number of those.
 fn fold(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
     if series.len() <= series_max {
         return 0;
@@ -131,13 +131,13 @@ fn fold(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
 }
 
 impl SeriesChange {
-    /// The number of requests, each of which counts once: with its stream, or when it ends.
+    /// The number of requests, counting each once: with its stream, or at its end.
     #[must_use]
     pub fn counted_once(&self) -> u64 {
         self.requests().saturating_add(self.streams_opened).saturating_sub(self.streams_ended)
     }
 
-    /// How many requests ended.
+    /// The number of completed requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -161,7 +161,7 @@ impl SeriesChange {
     }
 }
 
-/// What a series had counted at a look.
+/// The values of a series at the last reading.
 #[derive(Debug, Default)]
 struct Seen {
     opened: u64,
@@ -186,8 +186,8 @@ impl Seen {
         }
     }
 
-    /// The changes since `before`; `None` when no request ended, and no TCP connection or stream was opened. A thread that counts
-    /// meanwhile is seen with some of its numbers now and with the rest at the next look.
+    /// The changes since `before`; `None` if no request completed, and no TCP connection or stream was opened.
+    /// Of a thread that counts concurrently, some numbers may be part of this reading and others of the next.
     fn since(&self, before: Option<&Self>, labels: &RequestLabels) -> Option<SeriesChange> {
         let nothing = Self::default();
         let before = before.unwrap_or(&nothing);
@@ -219,7 +219,7 @@ impl Seen {
     }
 }
 
-/// What of each key is new; both lists are in order of their keys.
+/// The increase of each key; both lists are ordered by key.
 fn new<'a, K: Ord + Copy>(
     now: &'a [(K, u64)],
     before: &'a [(K, u64)],

@@ -1,8 +1,9 @@
-//! Dropped log lines as a condition: it begins with the first one and ends a minute after the last one.
+//! The condition of dropped log lines: it begins with the first dropped line and ends a minute after the last
+//! one.
 
 use std::time::{Duration, Instant};
 
-/// The dropped lines of a process, from readings of its counters.
+/// The dropped lines of a process, computed from readings of its counter.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct DroppedLines {
     /// The counter at the last reading.
@@ -13,7 +14,7 @@ pub struct DroppedLines {
 }
 
 impl DroppedLines {
-    /// Takes a reading, and returns the number of lines that were dropped since the condition began; 0 without one.
+    /// Takes a reading, and returns the number of lines dropped since the condition began; 0 without one.
     pub fn read(&mut self, counter: u64, now: Instant) -> u64 {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) >= DROPPED_FOR) {
             self.last = None;
@@ -29,7 +30,7 @@ impl DroppedLines {
     }
 }
 
-/// The time after the last dropped line for which the condition lasts: long enough for a look at `leno status`.
+/// The duration of the condition after the last dropped line: long enough to notice it in `leno status`.
 const DROPPED_FOR: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -1,28 +1,28 @@
-//! Exemplars: for each bucket of a histogram, one request that fell into it and can be looked up.
+//! Exemplars: one traced request for each histogram bucket.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::trace::{SpanId, TraceId};
 
-/// A request that stands for others.
+/// A request that represents others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exemplar {
-    /// The trace that it is a part of.
+    /// Its trace ID.
     pub trace: TraceId,
-    /// Its span there.
+    /// Its span ID.
     pub span: SpanId,
-    /// How long it took.
+    /// Its duration.
     pub duration: Duration,
-    /// When it ended.
+    /// The time at which it completed.
     pub ended: SystemTime,
 }
 
-/// The last exemplar of a bucket: one thread writes it, others may read meanwhile. A reader that
-/// comes between sees none.
+/// The last exemplar of a bucket: one thread writes it, others may read it concurrently. A reader that overlaps
+/// a write gets none.
 #[derive(Debug, Default)]
 pub(crate) struct ExemplarCell {
-    /// Odd while it is written.
+    /// Odd during a write.
     version: AtomicU64,
     trace: [AtomicU64; 2],
     span: AtomicU64,
@@ -31,7 +31,7 @@ pub(crate) struct ExemplarCell {
 }
 
 impl ExemplarCell {
-    /// Replaces it. Only one thread may.
+    /// Replaces the exemplar. Only one thread may call this.
     pub(crate) fn write(&self, exemplar: &Exemplar) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -46,7 +46,7 @@ impl ExemplarCell {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// What was written last, if anything was and nobody writes now.
+    /// The last exemplar; `None` if there is none or a write is in progress.
     pub(crate) fn read(&self) -> Option<Exemplar> {
         let before = self.version.load(Ordering::Acquire);
         let [high, low] = [0, 1].map(|half: usize| self.trace[half].load(Ordering::Relaxed));

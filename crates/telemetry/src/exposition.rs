@@ -1,4 +1,4 @@
-//! Exposition: everything that was counted, in the Prometheus text format 0.0.4 or in OpenMetrics.
+//! Exposition of all metrics in the Prometheus text format 0.0.4 or in OpenMetrics.
 
 mod adopted;
 pub(crate) mod alias;
@@ -19,13 +19,13 @@ pub use alias::Names;
 pub use form::Form;
 
 impl Telemetry {
-    /// Appends everything, with the figures of this process where the system tells them.
+    /// Appends all metrics, and the resource usage of this process if the system reports it.
     pub fn expose(&self, form: Form, out: &mut String) {
         write(self, usage(std::process::id()).ok().as_ref(), (form, out));
     }
 
-    /// Appends everything, and what dashboards of another product ask for, in the text format 0.0.4.
-    /// `workload`: whose sidecar this is, its namespace and its name.
+    /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
+    /// `workload`: the namespace and name of the sidecar's workload.
     pub fn expose_as(&self, names: Names, workload: (&str, &str), out: &mut String) {
         self.expose(Form::Prometheus, out);
         alias::write(self, names, workload, out);
@@ -39,28 +39,28 @@ fn write(telemetry: &Telemetry, usage: Option<&Usage>, (form, out): (Form, &mut 
     page.finish();
 }
 
-/// Writes down what it is told, in one of the forms.
+/// A writer of metrics in one of the formats.
 #[derive(Debug)]
 pub struct Page<'a> {
     form: Form,
-    /// Of the metric whose numbers are written now.
+    /// The name of the current metric.
     name: Cow<'static, str>,
     out: &'a mut String,
 }
 
 impl<'a> Page<'a> {
-    /// Appends to `out`.
+    /// Creates a page that appends to `out`.
     pub fn new(form: Form, out: &'a mut String) -> Self {
         Self { form, name: Cow::Borrowed(""), out }
     }
 
-    /// The numbers that follow are told by a name of another product.
+    /// Starts an alias: the numbers that follow get another product's name.
     pub fn alias(&mut self, name: String, kind: Kind) {
         alias::family(&name, kind.as_str(), self.out);
         self.name = Cow::Owned(name);
     }
 
-    /// That was all.
+    /// Finishes the page.
     pub fn finish(self) {
         self.out.push_str(self.form.end());
     }
@@ -101,7 +101,7 @@ impl Reader for Page<'_> {
     }
 }
 
-/// What stands behind the count of a bucket; only OpenMetrics has a place for it.
+/// The exemplar after the count of a bucket; only OpenMetrics supports it.
 fn behind(Exemplar { trace, duration, ended, .. }: &Exemplar, form: Form) -> String {
     if form == Form::Prometheus {
         return String::new();
@@ -117,7 +117,7 @@ fn line(out: &mut String, line: std::fmt::Arguments<'_>) {
     out.push('\n');
 }
 
-/// Labels as they stand between braces.
+/// Labels in exposition format, without the braces.
 fn label_text(labels: &[(&'static str, &str)]) -> String {
     let mut out = String::new();
     for (label, value) in labels {
@@ -136,7 +136,7 @@ fn write_label(out: &mut String, label: &str, value: &str) {
     out.push('"');
 }
 
-/// A value of a label as it stands between its quotes.
+/// Escapes a label value.
 fn escaped(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     for character in value.chars() {

@@ -1,14 +1,14 @@
-//! The status of a gRPC call: a closed list of seventeen, whatever a server writes.
+//! The status of a gRPC call: a closed list of seventeen, regardless of the server's value.
 
 macro_rules! statuses {
     ($($(#[doc = $caption:literal])+ $variant:ident $label:literal;)+) => {
-        /// How a gRPC call ended, numbered as gRPC numbers them.
+        /// The status of a gRPC call, with gRPC's numbers.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum GrpcStatus { $($(#[doc = $caption])+ $variant,)+ }
 
         impl GrpcStatus {
-            /// All of them, in the order of their numbers.
+            /// All statuses, in order of their numbers.
             pub const ALL: [Self; CODES] = [$(Self::$variant,)+];
 
             /// Its name in gRPC's documents.
@@ -21,45 +21,44 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// It succeeded.
+    /// The call succeeded.
     Ok "OK";
-    /// It was given up, mostly by its caller.
+    /// The call was canceled, usually by its caller.
     Cancelled "CANCELLED";
-    /// It failed for a reason that was not told, or by a number that gRPC does not have.
+    /// An unknown error, or a number that gRPC does not define.
     Unknown "UNKNOWN";
-    /// Its arguments can never be right.
+    /// The arguments are invalid in any state of the system.
     InvalidArgument "INVALID_ARGUMENT";
-    /// It took too long.
+    /// The deadline expired.
     DeadlineExceeded "DEADLINE_EXCEEDED";
-    /// What it asked for is not there.
+    /// The requested entity was not found.
     NotFound "NOT_FOUND";
-    /// What it would make is there.
+    /// The entity to create already exists.
     AlreadyExists "ALREADY_EXISTS";
-    /// Its caller may not.
+    /// The caller lacks permission.
     PermissionDenied "PERMISSION_DENIED";
-    /// Something was used up.
+    /// A resource is exhausted.
     ResourceExhausted "RESOURCE_EXHAUSTED";
-    /// The system is not in the state that it needs.
+    /// The system is not in the required state.
     FailedPrecondition "FAILED_PRECONDITION";
-    /// It lost against another.
+    /// The call was aborted, such as by a conflict with another one.
     Aborted "ABORTED";
-    /// It went past the end.
+    /// The call exceeded the valid range.
     OutOfRange "OUT_OF_RANGE";
-    /// The server does not have the method.
+    /// The server does not implement the method.
     Unimplemented "UNIMPLEMENTED";
-    /// Something that must hold did not.
+    /// An invariant was violated.
     Internal "INTERNAL";
-    /// The server cannot serve now.
+    /// The server is unavailable.
     Unavailable "UNAVAILABLE";
-    /// Something is lost for good.
+    /// Data was lost permanently.
     DataLoss "DATA_LOSS";
-    /// Nobody knows who calls.
+    /// The caller is not authenticated.
     Unauthenticated "UNAUTHENTICATED";
 }
 
 impl GrpcStatus {
-    /// What the value of `grpc-status` means. What is no number of gRPC's is unknown to its
-    /// clients too.
+    /// Parses the value of `grpc-status`. Clients also treat anything but a number of gRPC as unknown.
     #[must_use]
     pub fn of(value: &[u8]) -> Self {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<usize>().ok());
@@ -72,7 +71,7 @@ impl GrpcStatus {
         Self::ALL.get(usize::from(code)).copied().unwrap_or(Self::Unknown)
     }
 
-    /// What clients make of a response without `grpc-status`, by its HTTP status.
+    /// The status that clients derive from the HTTP status of a response without `grpc-status`.
     #[must_use]
     pub const fn of_http(status: u16) -> Self {
         match status {
@@ -91,8 +90,8 @@ impl GrpcStatus {
         self as u8
     }
 
-    /// Whether it is the server's fault; the other ones say that the caller asked for too much,
-    /// or changed its mind.
+    /// True for failures of the server; the other statuses indicate an invalid or excessive request, or a
+    /// cancellation.
     #[must_use]
     pub const fn is_failure(self) -> bool {
         matches!(
@@ -107,7 +106,7 @@ impl GrpcStatus {
     }
 }
 
-/// How many there are.
+/// The number of statuses.
 pub(crate) const CODES: usize = 17;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Histograms of durations: logarithmic buckets with eight steps in each doubling.
+//! Duration histograms with logarithmic buckets, eight per power of two.
 
 mod sparse;
 
@@ -9,8 +9,8 @@ use crate::cell::{Cell, cells};
 
 pub use sparse::{SparseHistogram, bucket_duration};
 
-/// How often each duration occurred, from a microsecond to 71 minutes, each known to 6 % (or to
-/// a microsecond). Histograms of several cores, series or processes merge without further loss.
+/// Counts of durations from a microsecond to 71 minutes, with an error of at most 6 % (or a microsecond).
+/// Histograms of several cores, series or processes merge without further loss.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -18,7 +18,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty one.
+    /// Creates an empty histogram.
     #[must_use]
     pub fn new() -> Self {
         Self { counts: Box::new([0; BUCKETS]), sum_us: 0 }
@@ -31,7 +31,7 @@ impl Histogram {
         self.sum_us = self.sum_us.saturating_add(us);
     }
 
-    /// Adds all that the other counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(other.counts.iter()) {
             *count += more;
@@ -39,23 +39,23 @@ impl Histogram {
         self.sum_us = self.sum_us.saturating_add(other.sum_us);
     }
 
-    /// How many durations were counted.
+    /// The number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Their sum.
+    /// The sum of the durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.sum_us)
     }
 
-    /// The duration that this share of all, from 0 to 1, did not exceed; zero when empty.
+    /// The duration that a share of all durations, from 0 to 1, does not exceed; zero when empty.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Duration {
         let count = self.count();
-        // Float to integer saturates, and a share that is no number becomes the smallest rank.
+        // Conversion from float to integer saturates, and NaN becomes the lowest rank.
         let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
         let mut seen = 0;
         for (index, in_bucket) in self.counts.iter().enumerate() {
@@ -67,13 +67,13 @@ impl Histogram {
         Duration::ZERO
     }
 
-    /// The buckets that something fell into, in order of their numbers.
+    /// The non-empty buckets, in order of their numbers.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = (u8, u64)> + '_ {
         let numbered = (0..).zip(self.counts.iter());
         numbered.filter(|(_, count)| **count > 0).map(|(bucket, count)| (bucket, *count))
     }
 
-    /// How many did not exceed each of these limits, which must ascend.
+    /// The number of durations up to each of these limits, which must be in ascending order.
     pub fn cumulative<'a>(
         &'a self,
         limits: &'a [Duration],
@@ -106,7 +106,7 @@ impl fmt::Debug for Histogram {
     }
 }
 
-/// A histogram with a single writer, readable by others meanwhile.
+/// A histogram with a single writer and concurrent readers.
 #[derive(Debug)]
 pub(crate) struct HistogramCells {
     counts: [Cell; BUCKETS],
@@ -136,16 +136,17 @@ fn microseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The bucket of a number of microseconds: itself below 8, then its three bits after the first.
+/// The bucket of a number of microseconds: the number itself below 8, otherwise by the three bits after the
+/// first.
 fn bucket(us: u64) -> usize {
     let us = us.min(US_MAX);
     let shift = us.max(STEPS).ilog2() - STEP_BITS;
     let step = us >> shift;
-    // Below 16 the step is the number itself; every further doubling adds eight buckets.
+    // Below 16 the step is the number itself; every further power of two adds eight buckets.
     usize::try_from(u64::from(shift) * STEPS + step).unwrap_or(BUCKETS - 1)
 }
 
-/// The first number of microseconds in a bucket and the first after it.
+/// The first number of microseconds in a bucket, and the first after it.
 fn bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
     let shift = (bucket / STEPS).saturating_sub(1);
@@ -153,23 +154,23 @@ fn bounds(bucket: usize) -> (u64, u64) {
     (step << shift, (step + 1) << shift)
 }
 
-/// The duration that is, in proportion, equally far from both ends of a bucket.
+/// The duration with the same relative distance to both ends of a bucket.
 fn representative(bucket: usize) -> Duration {
     let (from, to) = bounds(bucket);
-    // The product of the last bounds has 64 bits: the rest does not fit beside it.
+    // The product of the last bounds has 64 bits, so the factor needs 128.
     let ns = 2_000 * u128::from(from) * u128::from(to) / u128::from(from + to);
     Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
 }
 
-/// Eight steps in a doubling: the middle of one is at most 1/17 away from its ends.
+/// Eight steps per power of two: the middle of a step is at most 1/17 away from its ends.
 const STEP_BITS: u32 = 3;
 const STEPS: u64 = 1 << STEP_BITS;
 
-/// The longest duration told from longer ones: 71 minutes.
+/// The longest distinguishable duration: 71 minutes.
 const US_MAX: u64 = (1 << US_BITS) - 1;
 const US_BITS: u32 = 32;
 
-/// How many buckets there are; their numbers fit in a byte.
+/// The number of buckets; their numbers fit in a byte.
 pub const BUCKETS: usize = (US_BITS - STEP_BITS + 1) as usize * STEPS as usize;
 
 #[cfg(test)]
@@ -225,7 +226,7 @@ mod tests {
     proptest! {
         #[test]
         fn quantiles_are_within_six_percent_or_a_microsecond(
-            // Of every order of magnitude alike, up to the longest that is told apart.
+            // Evenly over all orders of magnitude, up to the longest distinguishable duration.
             mut ns in prop::collection::vec((0_u32..=42, any::<u64>())
                 .prop_map(|(bits, n)| (n & ((1 << bits) - 1)).min(US_MAX * 1_000)), 1..200),
             share in 0.0..=1.0,

@@ -1,7 +1,7 @@
-//! What happened: counters, histograms, access log, exposition.
+//! Telemetry: counters, histograms, access log, exposition.
 //!
-//! Every data core writes into a [`Shard`] of its own, with plain loads and stores; the sums are
-//! made when somebody asks [`Telemetry`].
+//! Every data core writes into a [`Shard`] of its own, with plain loads and stores; [`Telemetry`] computes the
+//! sums on demand.
 
 pub mod access_log;
 pub mod changes;

@@ -1,18 +1,19 @@
-//! Lines for a pipe, a terminal or a file, written by a thread of their own: a blocked reader costs lines only.
+//! A queue of lines for a pipe, a terminal or a file, written by a dedicated thread: a blocked reader only
+//! costs lines.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A bounded queue of lines in front of an output that may block.
+/// A bounded queue of lines for an output that may block.
 ///
-/// Nothing that is added waits for the output. Lines that do not fit are dropped and counted, and
-/// a note with their number follows when the output takes lines again.
+/// Callers never wait for the output. Lines that do not fit are dropped and counted, and a note with their
+/// number follows when the output accepts lines again.
 #[derive(Debug, Clone)]
 pub struct LineQueue(Arc<Shared>);
 
-/// A line that did not fit.
+/// The lines do not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueFull;
 
@@ -27,19 +28,19 @@ struct Shared {
 struct State {
     waiting: Vec<u8>,
     is_writing: bool,
-    /// The reader has closed the output: lines are discarded from then on.
+    /// True if the reader has closed the output: lines are then discarded.
     is_closed: bool,
-    /// Lines that were dropped since the last note.
+    /// The number of lines dropped since the last note.
     dropped: u64,
     /// The time of the last completed write.
     progress: Instant,
 }
 
 impl LineQueue {
-    /// Starts the thread that writes to `output`. It lives as long as the process.
+    /// Starts the thread that writes to `output`. It runs until the process ends.
     ///
     /// # Errors
-    /// When there can be no more threads.
+    /// If no thread can be created.
     pub fn start(name: &str, output: impl Write + Send + 'static) -> io::Result<Self> {
         Self::start_counting(name, output, &LINES_DROPPED)
     }
@@ -67,14 +68,14 @@ impl LineQueue {
     /// Adds whole lines without waiting.
     ///
     /// # Errors
-    /// [`QueueFull`] when they do not fit; see [`LineQueue::drop_line`].
+    /// [`QueueFull`] if they do not fit; see [`LineQueue::drop_line`].
     pub fn push(&self, lines: &[u8]) -> Result<(), QueueFull> {
         let mut state = self.0.lock();
         if state.is_closed {
             return Ok(());
         }
         let is_full = state.waiting.len().saturating_add(lines.len()) > WAITING_BYTES_MAX;
-        // Lines beyond the bound are taken when nothing else waits: they would never fit.
+        // Lines beyond the limit are accepted if the queue is empty: they would never fit otherwise.
         if is_full && !state.waiting.is_empty() {
             return Err(QueueFull);
         }
@@ -91,33 +92,33 @@ impl LineQueue {
         }
     }
 
-    /// Counts a line that was dropped.
+    /// Counts a dropped line.
     pub fn drop_line(&self) {
         self.0.counter.fetch_add(1, Ordering::Relaxed);
         let mut state = self.0.lock();
         state.dropped = state.dropped.saturating_add(1);
     }
 
-    /// True when lines wait and the output has not taken any for so long.
+    /// True if lines wait and the output has accepted none for this long.
     #[must_use]
     pub fn is_blocked(&self, patience: Duration) -> bool {
         let state = self.0.lock();
         state.is_writing && state.progress.elapsed() >= patience
     }
 
-    /// True when everything is written, or cannot be written any more.
+    /// True if everything is written, or can no longer be written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
 
-    /// True when the reader has closed the output.
+    /// True if the reader has closed the output.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.lock().is_closed
     }
 
-    /// Waits until everything is written, at most for so long.
+    /// Waits until everything is written, at most this long.
     pub fn flush(&self, patience: Duration) {
         let state = self.0.lock();
         let waiting = |state: &mut State| !state.is_empty();
@@ -136,7 +137,7 @@ impl Write for LineQueue {
     }
 }
 
-/// The lines that all queues of this process have dropped.
+/// The number of lines dropped by all queues of this process.
 #[must_use]
 pub fn lines_dropped() -> u64 {
     LINES_DROPPED.load(Ordering::Relaxed)
@@ -156,7 +157,7 @@ impl State {
 
 fn write_all(shared: &Shared, mut output: impl Write) {
     let mut lines = Vec::new();
-    // An error has cut off the last line that was written.
+    // An error has truncated the last written line.
     let mut is_torn = false;
     loop {
         let mut state = shared.lock();
@@ -177,7 +178,7 @@ fn write_all(shared: &Shared, mut output: impl Write) {
             shared.counter.fetch_add(lost, Ordering::Relaxed);
             state.dropped = state.dropped.saturating_add(lost);
         }
-        // The note goes out with the next lines that can be written.
+        // The note precedes the next lines that can be written.
         let dropped = if lost > 0 { 0 } else { std::mem::take(&mut state.dropped) };
         if dropped > 0 && !state.is_closed {
             let note = format!("({dropped} lines were dropped: the output took no more)\n");
@@ -191,8 +192,8 @@ fn write_all(shared: &Shared, mut output: impl Write) {
     }
 }
 
-/// Writes as much as the output takes, and returns the number of lines that are lost to an error. A line that was cut
-/// off before gets an end first.
+/// Writes as much as the output accepts, and returns the number of lines lost to an error. A line that was
+/// truncated before is terminated first.
 fn write(
     shared: &Shared,
     output: &mut impl Write,
@@ -213,7 +214,7 @@ fn write(
     (result.and_then(|()| output.flush()), lost)
 }
 
-/// Writes bytes, and returns the number of those that were written before an error.
+/// Writes bytes, and returns the number of bytes written before an error.
 fn write_bytes(shared: &Shared, output: &mut impl Write, bytes: &[u8]) -> (io::Result<()>, usize) {
     let mut written = 0;
     while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
@@ -241,13 +242,13 @@ fn is_closed(written: &io::Result<()>) -> bool {
 
 static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// The pause before another write to an output that was busy.
+/// The delay before another write to a busy output.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// The most bytes that wait: some thousand lines. As many may be in the hands of the thread.
+/// The maximum number of queued bytes: some thousand lines. The thread may hold as many again.
 const WAITING_BYTES_MAX: usize = 256 << 10;
-/// The room that the thread keeps while no line waits.
+/// The buffer capacity that the thread keeps while the queue is empty.
 const KEPT_BYTES_MAX: usize = 4 << 10;
-/// The thread writes and does nothing else.
+/// The thread only writes.
 const STACK_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
@@ -256,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any machine stalls, and only there for a test to fail instead of hanging.
+    /// Longer than any machine stalls; the test fails instead of hanging.
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
@@ -280,7 +281,7 @@ mod tests {
         static DROPPED: AtomicU64 = AtomicU64::new(0);
         let mut queue = LineQueue::start_counting("lines", writer, &DROPPED).unwrap();
         let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
-        // The pipe, the thread and the queue together hold less than these.
+        // More than the pipe, the thread and the queue hold together.
         for _ in 0..2048 {
             queue.write_all(&line).unwrap();
         }
@@ -293,7 +294,7 @@ mod tests {
         assert!(note.ends_with("lines were dropped: the output took no more)"), "{note}");
     }
 
-    /// An output that takes a few bytes, then fails in a way that ends, then takes all.
+    /// An output that accepts a few bytes, then fails temporarily, then accepts all.
     struct Moody {
         moods: Vec<io::Result<usize>>,
         taken: Arc<Mutex<Vec<u8>>>,

@@ -1,38 +1,37 @@
-//! Limits of log lines that peers can cause: each peer some at once, then one in a while.
+//! Rate limits of log lines that peers can cause: a burst for each peer, then one line per interval.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The lines of all peers of one kind, by what tells a peer from others.
+/// The limits of all peers of one kind, by a key that identifies a peer.
 #[derive(Debug)]
 pub struct LogLimits<K>(Mutex<Peers<K>>);
 
 #[derive(Debug)]
 struct Peers<K> {
     known: BTreeMap<K, LogLimit>,
-    /// The one limit of all peers that the table has no room for.
+    /// The shared limit of all peers without room in the table.
     others: LogLimit,
 }
 
-/// The lines of one peer.
+/// The limit of one peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogLimit {
-    /// When the next line is permitted.
+    /// The time from which the next line is permitted.
     from: Option<Instant>,
     suppressed: u64,
 }
 
-/// A line may be written.
+/// Permission to write a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PermittedLine {
-    /// The number of lines of the peer that were suppressed since the last one, if any were: a field of the
-    /// line.
+    /// The number of the peer's lines suppressed since the last one, if any: a field of the line.
     pub suppressed: Option<u64>,
 }
 
 impl LogLimit {
-    /// A limit of a peer that has caused no line yet.
+    /// Creates the limit of a peer without lines.
     #[must_use]
     pub const fn new() -> Self {
         Self { from: None, suppressed: 0 }
@@ -67,7 +66,7 @@ impl<K> Default for LogLimits<K> {
 impl<K: Ord> LogLimits<K> {
     /// Permits a line that this peer caused, or counts it as suppressed.
     pub fn permit(&self, peer: K, now: Instant) -> Option<PermittedLine> {
-        // A thread that died while it held the lock left nothing half done.
+        // A thread that panicked while it held the lock left no half-written state.
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Peers { known, others } = &mut *peers;
         if !known.contains_key(&peer) && known.len() >= PEERS_MAX {
@@ -86,13 +85,13 @@ impl<K: Ord> LogLimits<K> {
     }
 }
 
-/// Lines that a peer may cause at once: enough to see the fault.
+/// The burst of a peer: enough lines to identify the fault.
 const LINES_AT_ONCE: u32 = 16;
 
-/// Between two lines of one peer in the long run.
+/// The average interval between lines of one peer.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Peers with a limit of their own at a time.
+/// The maximum number of peers with their own limit.
 const PEERS_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -123,7 +122,7 @@ mod tests {
         let permitted = (0..100_000).filter(|peer| limits.permit(*peer, start).is_some()).count();
         assert_eq!(permitted, PEERS_MAX + 16);
         assert_eq!(limits.0.lock().unwrap().known.len(), PEERS_MAX);
-        // Idle ones make room.
+        // Idle peers are evicted.
         let later = start + Duration::from_secs(600);
         assert!((100_000..100_016).all(|peer| limits.permit(peer, later).is_some()));
         assert!(limits.0.lock().unwrap().known.len() <= 16);

@@ -1,4 +1,4 @@
-//! Names: every metric, its kind, labels and meaning, in one table for sidecars and one for the
+//! The table of all metrics of sidecars, with kind, labels and description. `control` has the table of the
 //! control plane.
 
 pub mod control;
@@ -7,34 +7,34 @@ mod page;
 
 pub use self::page::render;
 
-/// A family of numbers that are exposed under one name.
+/// A metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metric {
     /// Its name.
     pub name: &'static str,
-    /// How it behaves.
+    /// Its kind.
     pub kind: Kind,
     /// The names of its labels.
     pub labels: &'static [&'static str],
-    /// One sentence.
+    /// Its description, one sentence.
     pub help: &'static str,
 }
 
-/// How the numbers of a metric behave.
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// They only rise, until the process ends.
+    /// Monotonic until the process ends.
     Counter,
-    /// They rise and fall.
+    /// A value that increases and decreases.
     Gauge,
-    /// They are counts below limits.
+    /// Counts of values up to limits.
     Histogram,
-    /// They are quantiles since the start, with a sum and a count.
+    /// Quantiles since the start, with sum and count.
     Summary,
 }
 
 impl Kind {
-    /// The word of the exposition format.
+    /// The kind in the exposition format.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -79,10 +79,10 @@ macro_rules! closed_list {
         pub enum $list { $($($(#[doc = $caption])+ $variant,)+)+ }
 
         impl $list {
-            /// All of them, in the order of the documents.
+            /// All values, in the order of the documents.
             pub const ALL: &'static [Self] = &[$($(Self::$variant,)+)+];
 
-            /// The metrics that they are exposed as.
+            /// The exposed metrics.
             pub const METRICS: &'static [Metric] = &[$(Metric {
                 name: $metric,
                 kind: Kind::$kind,
@@ -90,13 +90,13 @@ macro_rules! closed_list {
                 help: $help,
             },)+];
 
-            /// The name of the metric that it belongs to.
+            /// The name of its metric.
             #[must_use]
             pub const fn metric(self) -> &'static str {
                 match self { $($(Self::$variant => $metric,)+)+ }
             }
 
-            /// The values of the metric's labels, in their order.
+            /// The values of the metric's labels, in order.
             #[must_use]
             pub const fn label_values(self) -> &'static [&'static str] {
                 match self { $($(Self::$variant => &$values,)+)+ }
@@ -106,29 +106,29 @@ macro_rules! closed_list {
 }
 
 closed_list! {
-    /// What a shard counts besides requests.
+    /// Counters of a shard, other than those of requests.
     Count, Counter;
     "leno_connections_opened_total" ["side"]
     "Connections accepted (downstream) and established (upstream)." {
-        /// A connection was accepted.
+        /// A client connection was accepted.
         DownstreamOpened ["downstream"];
-        /// A connection was established.
+        /// A connection to an endpoint was established.
         UpstreamOpened ["upstream"];
     }
     "leno_handshakes_total" ["side", "result"]
     "TLS handshakes that ended, by who started them and how they ended." {
-        /// A client and this sidecar proved themselves to each other.
+        /// A handshake with a client succeeded.
         DownstreamHandshake ["downstream", "ok"];
-        /// A handshake that a client started failed.
+        /// A handshake with a client failed.
         DownstreamHandshakeFailed ["downstream", "failed"];
-        /// An endpoint and this sidecar proved themselves to each other.
+        /// A handshake with an endpoint succeeded.
         UpstreamHandshake ["upstream", "ok"];
         /// A handshake with an endpoint failed.
         UpstreamHandshakeFailed ["upstream", "failed"];
     }
     "leno_half_open_evicted_total" []
     "Connections ended to make room for others before their client had finished its handshake or sent a request." {
-        /// A half-open connection was ended to make room.
+        /// A half-open connection was closed to make room.
         HalfOpenEvicted [];
     }
     "leno_accept_pauses_total" []
@@ -138,142 +138,143 @@ closed_list! {
     }
     "leno_plaintext_connections_total" []
     "Connections of clients without mutual TLS that were let in, since the mesh is set so." {
-        /// A client without mutual TLS was let in.
+        /// A client without mutual TLS was allowed.
         DownstreamPlaintext [];
     }
     "leno_upstream_connects_total" ["result"]
     "Attempts to connect to an endpoint, by how they ended." {
-        /// It was reached.
+        /// The connection was established.
         UpstreamConnected ["ok"];
-        /// It refused, or could not be reached.
+        /// The endpoint refused the connection, or was unreachable.
         UpstreamConnectFailed ["failed"];
-        /// It did not answer in time.
+        /// The endpoint did not respond in time.
         UpstreamConnectTimeout ["timeout"];
     }
     "leno_upstream_leases_total" ["source"]
     "Connections and links leased for requests, by whether one was open already." {
-        /// One from the pool.
+        /// A pooled connection was reused.
         LeaseReused ["pool"];
-        /// One established for the request.
+        /// A new connection was opened for the request.
         LeaseOpened ["new"];
     }
     "leno_retries_total" []
     "Requests sent once more, to another endpoint." {
-        /// A request was sent once more.
+        /// A request was retried.
         Retries [];
     }
     "leno_retries_over_budget_total" []
     "Requests that were not sent once more because the retry budget of their service was spent." {
-        /// A retry was not made.
+        /// A retry was suppressed by the budget.
         RetriesOverBudget [];
     }
     "leno_hedges_total" []
     "Requests sent to a second endpoint because the first had not answered in the time that a policy gives it." {
-        /// A second attempt was made beside the first.
+        /// A second attempt was made in parallel.
         Hedges [];
     }
     "leno_hedges_won_total" []
     "Second attempts whose answer the client got." {
-        /// The second attempt answered first.
+        /// The second attempt responded first.
         HedgesWon [];
     }
     "leno_endpoint_backoffs_total" []
     "Times that an endpoint was left alone for a while because connecting to it failed." {
-        /// An endpoint is left alone for a while.
+        /// An endpoint entered backoff.
         EndpointBackoffs [];
     }
     "leno_endpoint_removals_total" ["cause"]
     "Times that a policy removed an endpoint for a while, by what it was removed for." {
-        /// Too large a share of its requests failed.
+        /// An endpoint was ejected for its failure rate.
         EndpointRemovedForRate ["rate"];
-        /// Too many requests failed in a row.
+        /// An endpoint was ejected for consecutive failures.
         EndpointRemovedForRow ["consecutive"];
-        /// A probe failed.
+        /// An endpoint was ejected for a failed probe.
         EndpointRemovedForProbe ["probe"];
-        /// Health checks failed.
+        /// An endpoint was ejected for failed health checks.
         EndpointRemovedForCheck ["check"];
     }
     "leno_endpoint_returns_total" []
     "Times that an endpoint that a policy had removed came back in full." {
-        /// It takes requests again.
+        /// An endpoint returned to service.
         EndpointReturns [];
     }
     "leno_health_checks_total" ["result"]
     "Health checks of endpoints by this sidecar, where a policy has them made, by how they ended." {
-        /// The endpoint is well.
+        /// The endpoint is healthy.
         HealthChecksWell ["well"];
-        /// It is not.
+        /// The endpoint is unhealthy.
         HealthChecksFailed ["failed"];
-        /// The check was refused on its way, or by a policy of the endpoint: that says nothing about it.
+        /// The check was rejected on its way, or by a policy of the endpoint: the health is unknown.
         HealthChecksUnknown ["unknown"];
     }
     "leno_preferences_yielded_total" []
     "Choices of an endpoint among others than a preference by the caller's tags wants, because nobody was well among those." {
-        /// Others help out.
+        /// A request was sent outside the preferred set of endpoints.
         PreferencesYielded [];
     }
     "leno_circuit_turns_total" ["to"]
     "Times that the circuit of a port opened or closed, as one data thread sees it." {
-        /// Too many requests failed.
+        /// The circuit opened after too many failures.
         CircuitOpened ["open"];
-        /// Its probes succeeded.
+        /// The circuit closed after successful probes.
         CircuitClosed ["closed"];
     }
     "leno_mirrored_requests_total" ["result"]
     "Copies of requests for other services, by what became of them." {
-        /// It was answered.
+        /// The mirrored request got a response.
         MirrorsAnswered ["answered"];
-        /// It could not be sent, or was not answered in time.
+        /// The mirrored request could not be sent, or got no response in time.
         MirrorsFailed ["failed"];
-        /// It was not sent: too many were under way, or its body was too large, or not whole.
+        /// The mirrored request was not sent: too many were in progress, or its body was too large or
+        /// incomplete.
         MirrorsDropped ["dropped"];
     }
     "leno_faults_injected_total" ["fault"]
     "Faults that policies injected on purpose, by what they were." {
-        /// A request waited.
+        /// A request was delayed.
         FaultDelays ["delay"];
-        /// A request was answered.
+        /// A request was answered by a fault.
         FaultAnswers ["abort"];
     }
     "leno_decider_questions_total" ["decider", "result"]
     "Requests that others were asked about (authorization and rate limit services), by what came of it: `failed` was denied since nobody answered, `skipped` let in." {
-        /// An authorization service allowed it.
+        /// An external authorization service allowed the request.
         AuthorizationAllowed ["authorization", "allowed"];
-        /// An authorization service denied it.
+        /// An external authorization service denied the request.
         AuthorizationDenied ["authorization", "denied"];
-        /// No authorization service answered, and it was denied.
+        /// The external authorization service did not respond, and the request was denied.
         AuthorizationUnanswered ["authorization", "failed"];
-        /// No authorization service answered, and it was let in.
+        /// The external authorization service did not respond, and the request was allowed.
         AuthorizationSkipped ["authorization", "skipped"];
-        /// A rate limit service had room for it.
+        /// A rate limit service allowed the request.
         GlobalLimitAllowed ["rate-limit", "allowed"];
-        /// A rate limit service had none.
+        /// A rate limit service denied the request.
         GlobalLimitDenied ["rate-limit", "denied"];
-        /// No rate limit service answered, and it was denied.
+        /// The rate limit service did not respond, and the request was denied.
         GlobalLimitUnanswered ["rate-limit", "failed"];
-        /// No rate limit service answered, and it was let in.
+        /// The rate limit service did not respond, and the request was allowed.
         GlobalLimitSkipped ["rate-limit", "skipped"];
     }
     "leno_snapshot_applied_total" []
     "Changes from the control plane that were applied." {
-        /// A change was applied.
+        /// A configuration change was applied.
         SnapshotApplied [];
     }
     "leno_snapshot_refused_total" []
     "Changes from the control plane that were refused as a whole." {
-        /// A change was refused.
+        /// A configuration change was rejected.
         SnapshotRefused [];
     }
     "leno_control_connects_total" []
     "Times that the stream to the control plane was opened." {
-        /// The stream was opened.
+        /// The stream to the control plane was opened.
         ControlConnects [];
     }
     "leno_certificate_renewals_total" ["result"]
     "Attempts to renew the certificate of the workload." {
         /// A new certificate is in use.
         CertificateRenewed ["ok"];
-        /// The old one stays in use for now.
+        /// The renewal failed; the old certificate stays in use.
         CertificateRenewalFailed ["failed"];
     }
     "leno_access_log_dropped_total" []
@@ -283,65 +284,65 @@ closed_list! {
     }
     "leno_trace_spans_total" ["result"]
     "Spans of traces, by what became of them." {
-        /// The collector took it.
+        /// The collector accepted the span.
         SpansExported ["exported"];
-        /// It was dropped because too many waited for the collector.
+        /// The span was dropped because the export queue was full.
         SpansOverflowed ["overflowed"];
-        /// It was dropped because the collector did not take it.
+        /// The span was dropped because the collector rejected it.
         SpansRefused ["refused"];
     }
     "leno_metric_points_total" ["result"]
     "Points of metrics that were pushed to a collector, by what became of them." {
-        /// The collector took it.
+        /// The collector accepted the data point.
         PointsExported ["exported"];
-        /// The collector did not take it: what was counted is in the next push.
+        /// The collector rejected the data point; its value is part of the next push.
         PointsRefused ["refused"];
     }
     "leno_log_records_total" ["result"]
     "Lines of the access log that were sent to a collector, by what became of them." {
-        /// The collector took it.
+        /// The collector accepted the log record.
         RecordsExported ["exported"];
-        /// It was dropped because the collector did not take it.
+        /// The log record was dropped because the collector rejected it.
         RecordsRefused ["refused"];
     }
     "leno_look_ups_total" ["result"]
     "Look-ups of names by the application that were led to the sidecar, by what became of them." {
-        /// The mesh knew the name.
+        /// The mesh answered the DNS query.
         LookUpsAnswered ["answered"];
-        /// A name server answered.
+        /// A name server answered the DNS query.
         LookUpsForwarded ["forwarded"];
-        /// No name server answered in time, there were too many at once, or it was no look-up.
+        /// No name server answered in time, too many queries were in progress, or the query was malformed.
         LookUpsFailed ["failed"];
     }
     "leno_table_evictions_total" ["table"]
     "Entries evicted from a full table of what the application uses, by table. A later use adds the entry again." {
-        /// The name of a service that does not exist.
+        /// The name of a service that does not exist was evicted.
         EvictedUnknownService ["unknown-services"];
-        /// A service.
+        /// A service was evicted.
         EvictedService ["services"];
-        /// An address to which a connection was redirected.
+        /// An intercepted destination address was evicted.
         EvictedAddress ["addresses"];
-        /// A name that was resolved.
+        /// A resolved name was evicted.
         EvictedName ["names"];
-        /// An address that stood for a service.
+        /// An address of a service was evicted.
         EvictedServiceAddress ["service-addresses"];
     }
     "leno_application_scrapes_total" ["result"]
     "Times that the application's own metrics were read to be told beside these, by how that ended." {
-        /// They are there.
+        /// The application's metrics were scraped.
         ApplicationScraped ["ok"];
-        /// They are not: the application gave none, too late, too many or such as cannot be read.
+        /// The application's metrics were missing, too late, too many or malformed.
         ApplicationScrapeFailed ["failed"];
     }
     "leno_series_folded_total" []
     "Sets of labels counted under the service `other`, because there were too many." {
-        /// A set of labels was folded.
+        /// A set of labels was merged into an overflow series.
         SeriesFolded [];
     }
 }
 
 closed_list! {
-    /// What a shard has at the moment.
+    /// Gauges of a shard.
     Gauge, Gauge;
     "leno_connections" ["side"]
     "Connections open now, from clients (downstream) and to endpoints (upstream)." {
@@ -359,47 +360,47 @@ closed_list! {
     }
     "leno_endpoints_removed" []
     "Endpoints that policies have removed now, counted once for each data thread." {
-        /// An endpoint that is removed.
+        /// An ejected endpoint.
         EndpointsRemoved [];
     }
     "leno_requests_in_flight" []
     "Requests and byte streams under way now." {
-        /// Requests under way.
+        /// Requests in progress.
         RequestsInFlight [];
     }
 }
 
 closed_list! {
-    /// What is so for the whole process.
+    /// Gauges of the whole process.
     Level, Gauge;
     "leno_certificate_expiry_timestamp_seconds" []
     "When the certificate of the workload expires, in seconds since 1970." {
-        /// When the certificate expires.
+        /// The expiration time of the certificate.
         CertificateExpiry [];
     }
     "leno_certificate_issued_timestamp_seconds" []
     "When the certificate of the workload was issued, in seconds since 1970." {
-        /// When the certificate was issued.
+        /// The issue time of the certificate.
         CertificateIssued [];
     }
     "leno_control_connected" []
     "1 while the control plane is connected, otherwise 0." {
-        /// Whether the control plane is connected.
+        /// The control plane is connected.
         ControlConnected [];
     }
     "leno_snapshot_services" []
     "Services that the sidecar knows now." {
-        /// How many services are known.
+        /// The number of known services.
         SnapshotServices [];
     }
 }
 
-/// The end of a connection that opened it, as seen from this sidecar.
+/// The side of a connection, as seen from this sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConnectionSide {
-    /// A client opened it.
+    /// Opened by a client.
     Downstream,
-    /// This sidecar opened it.
+    /// Opened by this sidecar.
     Upstream,
 }
 
@@ -419,7 +420,7 @@ impl ConnectionSide {
     }
 }
 
-/// The labels of a series, which all metrics about requests share.
+/// The labels of a series, common to all request metrics.
 macro_rules! request_labels {
     ($($more:literal),*) => {
         &["direction", "service", "port", "route", "peer", "protocol" $(, $more)*]

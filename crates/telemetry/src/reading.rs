@@ -1,4 +1,4 @@
-//! Reading: every metric, one after the other, for whoever writes them down; those of a sidecar.
+//! Reading of all metrics of a sidecar, in order, for writers of any format.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,22 +16,22 @@ use crate::tally::Ending;
 use crate::telemetry::Telemetry;
 use crate::usage::{Usage, usage};
 
-/// Who is told all metrics: one after the other, and behind each its numbers with their labels.
+/// A consumer of metrics: receives each metric, followed by its numbers with their labels.
 pub trait Reader {
-    /// The numbers that follow are of this metric; there may be none.
+    /// Begins a metric; any number of values follows.
     fn metric(&mut self, metric: &'static Metric);
-    /// One of its numbers.
+    /// Receives a number of the current metric.
     fn number(&mut self, labels: &[(&'static str, &str)], number: Number);
-    /// One of its histograms.
+    /// Receives a histogram of the current metric.
     fn durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>);
 }
 
-/// A number as it is told.
+/// A value of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Number {
-    /// Of things, or of bytes.
+    /// A number of items or bytes.
     Whole(u64),
-    /// Of seconds.
+    /// A time in seconds.
     Seconds(f64),
 }
 
@@ -44,30 +44,29 @@ impl fmt::Display for Number {
     }
 }
 
-/// How long something took, by the buckets that are told.
+/// Durations in the exposed buckets.
 #[derive(Debug, Clone, Copy)]
 pub struct Durations<'a> {
     histogram: &'a Histogram,
     limits: &'a [Duration],
-    /// Of each bucket, as far as there are any.
+    /// One per bucket, if any.
     exemplars: &'a [Option<Exemplar>],
 }
 
 impl<'a> Durations<'a> {
-    /// Those of a histogram, in buckets that end with these limits and one that has none.
+    /// Converts a histogram to buckets that end at these limits, and one without a limit.
     #[must_use]
     pub fn new(histogram: &'a Histogram, limits: &'a [Duration]) -> Self {
         Self { histogram, limits, exemplars: &[] }
     }
 
-    /// Their sum.
+    /// The sum of the durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         self.histogram.sum()
     }
 
-    /// How many fell into each bucket, which ends with its limit, and one of them that can be looked
-    /// up. The last bucket has no limit.
+    /// The count of each bucket, with its limit and its exemplar. The last bucket has no limit.
     pub fn buckets(
         &self,
     ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
@@ -84,7 +83,7 @@ impl<'a> Durations<'a> {
 }
 
 impl Telemetry {
-    /// Tells everything, with the figures of this process where the system tells them.
+    /// Reads all metrics, and the resource usage of this process if the system reports it.
     pub fn read(&self, reader: &mut impl Reader) {
         self.read_with(usage(std::process::id()).ok().as_ref(), reader);
     }
@@ -132,7 +131,7 @@ impl Telemetry {
         }
     }
 
-    /// The metrics about requests. One after the other, as formats demand.
+    /// Reads the request metrics, one after the other, as formats require.
     fn read_series(&self, reader: &mut impl Reader) {
         let totals: Vec<SeriesTotals> = self
             .series()
@@ -191,7 +190,7 @@ impl Telemetry {
     }
 }
 
-/// The labels of a series, and more of one of its numbers.
+/// The labels of a series, and additional ones of one of its numbers.
 fn with_labels(
     labels: &RequestLabels,
     more: &[(&'static str, &str)],
@@ -209,15 +208,15 @@ fn labelled(reader: &mut impl Reader, metric: &Metric, values: &[&str], number: 
     reader.number(&labels, Number::Whole(number));
 }
 
-/// The bucket of the exposed histogram that a duration is in; the last has no limit.
+/// The exposed bucket of a duration; the last has no limit.
 pub(crate) fn bucket(duration: Duration) -> usize {
     LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(LIMITS.len())
 }
 
-/// The buckets of the exposed histogram.
+/// The number of exposed buckets.
 pub(crate) const BUCKETS: usize = LIMITS.len() + 1;
 
-/// The limits of the exposed histogram: two or three to a decade, closest where sidecars live.
+/// The limits of the exposed buckets: two or three per decade, closest in the typical range of sidecars.
 const LIMITS: [Duration; 20] = [
     Duration::from_micros(500),
     Duration::from_millis(1),

@@ -1,14 +1,14 @@
-//! A bounded table: a new entry evicts the one that was used least recently.
+//! A bounded table that evicts the least recently used entry.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 
-/// At most `MAX` entries. An entry is used when it is inserted, and by [`Self::entry`] and [`Self::use_value`];
-/// [`Self::get`] and the iterators only read.
+/// A table of at most `MAX` entries. An entry is used by its insertion, by [`Self::entry`] and by
+/// [`Self::use_value`]; [`Self::get`] and the iterators only read.
 #[derive(Debug)]
 pub struct RecentTable<K, V, const MAX: usize> {
     entries: BTreeMap<K, Used<V>>,
-    /// The keys by the number of their last use: the first was used least recently.
+    /// The keys by the number of their last use: the first is the least recently used.
     order: BTreeMap<u64, K>,
     uses: u64,
 }
@@ -27,7 +27,7 @@ impl<K, V, const MAX: usize> Default for RecentTable<K, V, MAX> {
 }
 
 impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
-    /// Uses an entry, which `new` makes if the key has none; returns its value, and the entry that was evicted for it.
+    /// Uses an entry, created by `new` if the key has none; returns its value, and the entry evicted for it.
     pub fn entry(&mut self, key: K, new: impl FnOnce() -> V) -> (&mut V, Option<(K, V)>) {
         let evicted = match self.entries.contains_key(&key) {
             true => None,
@@ -45,7 +45,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         (&mut used.or_insert_with(|| Used { value: new(), number }).value, evicted)
     }
 
-    /// Inserts or replaces a value; returns the entry that was evicted for it.
+    /// Inserts or replaces a value; returns the entry evicted for it.
     pub fn insert(&mut self, key: K, value: V) -> Option<(K, V)> {
         let mut value = Some(value);
         let (place, evicted) = self.entry(key, || value.take().expect("this is called once"));
@@ -66,7 +66,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         Some(&mut used.value)
     }
 
-    /// The value of a key. This is not a use.
+    /// The value of a key. This does not count as a use.
     #[must_use]
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|used| &used.value)
@@ -102,12 +102,12 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         self.entries.iter().map(|(key, used)| (key, &used.value))
     }
 
-    /// The keys of a range.
+    /// The keys in a range.
     pub fn keys_in(&self, range: impl RangeBounds<K>) -> impl Iterator<Item = &K> {
         self.entries.range(range).map(|(key, _)| key)
     }
 
-    /// All keys, by their last use: the one that was used least recently is the first.
+    /// All keys by their last use, the least recently used first.
     pub fn least_recent(&self) -> impl DoubleEndedIterator<Item = &K> {
         self.order.values()
     }
@@ -124,7 +124,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         self.entries.is_empty()
     }
 
-    /// Evicts the entry that was used least recently, if the table is full.
+    /// Evicts the least recently used entry if the table is full.
     fn make_room(&mut self) -> Option<(K, V)> {
         if self.entries.len() < MAX {
             return None;
@@ -144,7 +144,8 @@ mod tests {
     const MAX: usize = 8;
 
     proptest! {
-        /// The newest entries by use are there, each with the count of its uses since it was inserted.
+        /// Checks that the table contains the most recently used entries, each with the number of its uses
+        /// since its insertion.
         #[test]
         fn the_newest_by_use_are_kept_and_their_counts_go_on(
             uses in prop::collection::vec((0..24_u8, any::<bool>()), 0..400)

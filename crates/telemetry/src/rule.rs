@@ -1,46 +1,45 @@
-//! Rules: how often each of them decided, counted by number.
+//! Match counts of rules, stored by rule number.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use crate::cell::{Cell, cells};
 
-/// What tells a rule from others. Every part comes from the mesh, never from what a client may
-/// invent.
+/// The identity of a rule. Every part comes from the mesh configuration, never from clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleLabels {
-    /// The kind of the object that holds it, as manifests write it.
+    /// The kind of the object that contains it, as in manifests.
     pub kind: &'static str,
     /// The namespace of that object.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The rule in it: its name, or its place from 0; empty where an object is one rule.
+    /// The rule in the object: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
 }
 
-/// The number of a rule, the same in all shards of a process for as long as it lives.
+/// The number of a rule, the same in all shards for the lifetime of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleNumber(u32);
 
 impl RuleNumber {
-    /// As a number that is never 0.
+    /// The number; never 0.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// From what [`RuleNumber::get`] said; `None` for 0.
+    /// Converts the result of [`RuleNumber::get`]; `None` for 0.
     #[must_use]
     pub const fn new(number: u32) -> Option<Self> {
         if number == 0 { None } else { Some(Self(number)) }
     }
 
-    /// What is counted together when there are too many rules.
+    /// The shared number of all rules over the limit.
     const FOLDED: Self = Self(1);
 }
 
-/// The numbers of all rules that ever decided something.
+/// The numbers of all rules that ever matched.
 #[derive(Debug, Default)]
 pub(crate) struct RuleNumbers {
     numbers: HashMap<RuleLabels, RuleNumber>,
@@ -48,7 +47,7 @@ pub(crate) struct RuleNumbers {
 }
 
 impl RuleNumbers {
-    /// The number of a rule, given to it when it is new and there is room.
+    /// The number of a rule; assigns one to a new rule if there is room.
     pub(crate) fn of(&mut self, labels: &RuleLabels) -> RuleNumber {
         if let Some(number) = self.numbers.get(labels) {
             return *number;
@@ -66,14 +65,13 @@ impl RuleNumbers {
         number
     }
 
-    /// The labels, in the order of their numbers.
+    /// The labels, in order of their numbers.
     pub(crate) fn labels(&self) -> &[RuleLabels] {
         &self.labels
     }
 }
 
-/// How often rules decided, as one shard counts it: rows are made when the first of their rules
-/// decides something.
+/// The match counts of one shard: rows are allocated at the first match of one of their rules.
 #[derive(Debug)]
 pub(crate) struct RuleCells {
     rows: [OnceLock<Box<[Cell; ROW]>>; ROWS],
@@ -84,7 +82,7 @@ impl RuleCells {
         Self { rows: std::array::from_fn(|_| OnceLock::new()) }
     }
 
-    /// The rule decided once more; only the thread that owns the shard may say so.
+    /// Counts a match; only the thread that owns the shard may call this.
     pub(crate) fn add(&self, number: RuleNumber) {
         let place = (number.0 as usize).wrapping_sub(1);
         if let Some(row) = self.rows.get(place / ROW) {
@@ -92,21 +90,21 @@ impl RuleCells {
         }
     }
 
-    /// How often the rule in this place decided.
+    /// The number of matches of the rule at this index.
     pub(crate) fn read(&self, place: usize) -> u64 {
         let row = self.rows.get(place / ROW).and_then(OnceLock::get);
         row.map_or(0, |row| row[place % ROW].read())
     }
 }
 
-/// How many rules a process counts apart, one of them for all that have no room: in each thread at
-/// most 8 KiB.
+/// The maximum number of rules counted separately in a process, including one for all rules over the limit: at
+/// most 8 KiB in each thread.
 pub const RULES_MAX: usize = ROW * ROWS;
 
 const ROW: usize = 64;
 const ROWS: usize = 16;
 
-/// What rules are counted under that have no room.
+/// The name of the rules over the limit.
 const FOLDED_NAME: &str = "other";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Series: requests that share their labels, counted together.
+//! Series: requests with the same labels, counted together.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -12,26 +12,26 @@ use crate::reading::{BUCKETS, bucket};
 use crate::status::{CLASSES, StatusClass};
 use crate::tally::{Ending, Tally};
 
-/// What requests are told apart by. Every value must come from rules, services or verified
-/// identities, never from what a client may invent.
+/// The labels of requests. Every value must come from rules, services or verified identities, never from
+/// clients.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestLabels {
-    /// `inbound` or `outbound`, as seen from the workload.
+    /// `inbound` or `outbound`, relative to the workload.
     pub direction: &'static str,
-    /// The service that was called, `namespace/name`.
+    /// The destination service, `namespace/name`.
     pub service: String,
     /// Its port.
     pub port: u16,
-    /// The route that decided, `namespace/name`; empty without one.
+    /// The matching route, `namespace/name`; empty without one.
     pub route: String,
-    /// The verified identity at the other end; empty without one.
+    /// The verified identity of the peer; empty without one.
     pub peer: String,
-    /// What was spoken.
+    /// The protocol.
     pub protocol: &'static str,
 }
 
 impl RequestLabels {
-    /// What is counted together when there are too many series: all of one direction.
+    /// The labels of the overflow series of this direction.
     pub(crate) fn folded(&self) -> Self {
         Self {
             direction: match self.direction {
@@ -47,23 +47,23 @@ impl RequestLabels {
     }
 }
 
-/// A series of one shard; good for that shard only.
+/// A series of one shard; valid for that shard only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SeriesId {
     pub(crate) shard: u32,
     pub(crate) index: u32,
 }
 
-/// How a request, or a byte stream, ended.
+/// The outcome of a request or byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
-    /// The status of the response; 0 when there was none.
+    /// The status of the response; 0 if there was none.
     pub status: u16,
-    /// Why it failed, from the closed list; `None` when the application answered.
+    /// The failure reason, from the closed list; `None` if the application responded.
     pub reason: Option<&'static str>,
-    /// The status that a gRPC call was answered with; `None` for anything else.
+    /// The status of a gRPC call; `None` for other requests.
     pub grpc: Option<GrpcStatus>,
-    /// From the first byte received to the last byte sent.
+    /// The time from the first byte received to the last byte sent.
     pub duration: Duration,
     /// Bytes of bodies received from the client.
     pub bytes_in: u64,
@@ -72,8 +72,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether it was no success: it has a reason, a status of 500 or more, or a gRPC status that
-    /// is [the server's fault](GrpcStatus::is_failure).
+    /// True for a failure: it has a reason, a status of 500 or more, or a gRPC status that is [the server's
+    /// fault](GrpcStatus::is_failure).
     #[must_use]
     pub fn is_failure(&self) -> bool {
         self.reason.is_some()
@@ -82,34 +82,34 @@ impl Outcome {
     }
 }
 
-/// What a series counted, summed over all shards.
+/// The totals of a series over all shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesSummary {
     /// Its labels.
     pub labels: RequestLabels,
-    /// How many requests ended.
+    /// The number of completed requests.
     pub requests: u64,
-    /// How many of them ended without a failure of the mesh, without a status of 500 or more, and
-    /// without a gRPC status that is [the server's fault](GrpcStatus::is_failure).
+    /// The number of those without a failure of the mesh, without a status of 500 or more, and without a gRPC
+    /// status that is [the server's fault](GrpcStatus::is_failure).
     pub success: u64,
-    /// Those that ended with a reason.
+    /// The failures with a reason.
     pub failures: Vec<Failure>,
-    /// Half of them took no longer than this.
+    /// The median duration.
     pub p50: Duration,
-    /// 90 of a hundred took no longer than this.
+    /// The 90th percentile of the durations.
     pub p90: Duration,
-    /// 99 of a hundred took no longer than this.
+    /// The 99th percentile of the durations.
     pub p99: Duration,
     /// Bytes of bodies received from clients.
     pub bytes_in: u64,
     /// Bytes of bodies sent to clients.
     pub bytes_out: u64,
-    /// How long they took, to be merged with other series.
+    /// The durations, to be merged with other series.
     pub durations: Histogram,
 }
 
 impl SeriesSummary {
-    /// Failures come by code and reason; those of gRPC calls join the others.
+    /// Failures are ordered by code and reason; those of gRPC calls are merged into the others.
     fn fail(&mut self, failure: Failure) {
         match self.failures.last_mut() {
             Some(last) if (last.code, last.reason) == (failure.code, failure.reason) => {
@@ -120,23 +120,23 @@ impl SeriesSummary {
     }
 }
 
-/// How often requests of a series ended with one reason.
+/// The number of requests of a series with one failure reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The class of the status that the client saw, such as `5xx`; `000` when it saw none.
+    /// The class of the status that the client received, such as `5xx`; `000` if there was none.
     pub code: &'static str,
     /// The reason.
     pub reason: &'static str,
-    /// How often.
+    /// The number of requests.
     pub requests: u64,
 }
 
-/// What one shard counted of one series: about 2 KiB.
+/// One shard's counts of one series: about 2 KiB.
 #[derive(Debug)]
 pub(crate) struct SeriesCells {
     /// Requests without a reason, by class.
     answered: [Cell; CLASSES],
-    /// The same of gRPC calls, by status as well; absent until the first of them.
+    /// The same for gRPC calls, also by status; absent until the first call.
     called: OnceLock<Box<[[Cell; CLASSES]; CODES]>>,
     bytes_in: Cell,
     bytes_out: Cell,
@@ -144,13 +144,13 @@ pub(crate) struct SeriesCells {
     opened: Cell,
     /// Streams of requests that began.
     streams_opened: Cell,
-    /// Those of them that ended.
+    /// Completed ones of them.
     streams_ended: Cell,
     failed: Tally,
     durations: HistogramCells,
-    /// What was let in although policies deny it, by reason; absent until the first of it.
+    /// Traffic allowed although policies deny it, by reason; absent until the first.
     audited: OnceLock<Box<Tally>>,
-    /// A request of each bucket that can be looked up; absent until the first that is traced.
+    /// An exemplar for each bucket; absent until the first traced request.
     exemplars: OnceLock<Box<[ExemplarCell; BUCKETS]>>,
 }
 
@@ -209,7 +209,7 @@ impl SeriesCells {
     }
 }
 
-/// What all shards counted of one series.
+/// The totals of one series over all shards.
 #[derive(Debug)]
 pub(crate) struct SeriesTotals {
     pub(crate) labels: RequestLabels,
@@ -220,11 +220,11 @@ pub(crate) struct SeriesTotals {
     pub(crate) opened: u64,
     /// Streams of requests that began.
     pub(crate) streams_opened: u64,
-    /// Those of them that ended.
+    /// Completed ones of them.
     pub(crate) streams_ended: u64,
     pub(crate) durations: Histogram,
     pub(crate) audited: BTreeMap<&'static str, u64>,
-    /// The newest of each bucket.
+    /// The newest exemplar of each bucket.
     pub(crate) exemplars: [Option<Exemplar>; BUCKETS],
 }
 
@@ -309,8 +309,8 @@ impl SeriesTotals {
     }
 }
 
-/// How many series a process keeps: with all of them in use on one core about 4 MiB. Beyond,
-/// requests are counted under the service `other`.
+/// The maximum number of series of a process: with all of them in use on one core about 4 MiB. Further requests
+/// are counted under the service `other`.
 pub const SERIES_MAX: usize = 2048;
 
 const FOLDED: &str = "other";

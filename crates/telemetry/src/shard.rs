@@ -1,4 +1,4 @@
-//! Shards: what one thread counts, written by it alone.
+//! Per-thread metrics, each written by one thread only.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,8 +14,8 @@ use crate::tally::Ending;
 use crate::telemetry::{ShardCells, Telemetry};
 use crate::trace::{SpanId, TraceId};
 
-/// What one thread counts. It may move to another thread, but two can never share it, so that
-/// counting is a load and a store. What it counted outlives it.
+/// The metrics of one thread. A shard may move to another thread, but never be shared, so that counting is a
+/// load and a store. Its counts outlive it.
 pub struct Shard {
     telemetry: Arc<Telemetry>,
     number: u32,
@@ -25,11 +25,11 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The series of these labels, made if there is none. This compares text and may take a lock:
-    /// ask once, and keep the answer with the plan, connection or link that it is for.
+    /// Finds or creates the series of these labels. This compares text and may take a lock: call it once, and
+    /// store the result with the plan, connection or link.
     ///
-    /// When the process has [`SERIES_MAX`](crate::SERIES_MAX) series, new ones are folded into
-    /// one for each direction.
+    /// If the process has [`SERIES_MAX`](crate::SERIES_MAX) series, new ones are merged into one overflow
+    /// series for each direction.
     pub fn series(&self, labels: &RequestLabels) -> SeriesId {
         let mut series = self.series.borrow_mut();
         if let Some(id) = series.ids.get(labels) {
@@ -49,8 +49,7 @@ impl Shard {
         SeriesId { shard, index }
     }
 
-    /// Counts a request that ended. The series must come from this shard; those of another are
-    /// not counted.
+    /// Counts a completed request. The series must come from this shard; those of another are not counted.
     pub fn record(&self, series: SeriesId, outcome: &Outcome) {
         debug_assert_eq!(series.shard, self.number, "a series belongs to its shard");
         let mine = self.series.borrow();
@@ -60,7 +59,7 @@ impl Shard {
         }
     }
 
-    /// Counts a TCP connection that was opened or rejected, which is recorded when it ends; the series as in
+    /// Counts an opened or rejected TCP connection, which is recorded at its end; the series as in
     /// [`record`](Self::record).
     pub fn count_opened(&self, series: SeriesId) {
         let mine = self.series.borrow();
@@ -70,7 +69,8 @@ impl Shard {
         }
     }
 
-    /// Counts a stream that began; its request is recorded when it ends. The series as in [`record`](Self::record).
+    /// Counts the beginning of a stream; its request is recorded at its end. The series as in
+    /// [`record`](Self::record).
     pub fn count_stream_opened(&self, series: SeriesId) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
@@ -88,8 +88,7 @@ impl Shard {
         }
     }
 
-    /// Counts a request that was let in although policies deny it; the series as in
-    /// [`record`](Self::record).
+    /// Counts a request that was allowed although policies deny it; the series as in [`record`](Self::record).
     pub fn audit(&self, series: SeriesId, reason: &'static str) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
@@ -98,8 +97,7 @@ impl Shard {
         }
     }
 
-    /// Notes a request that can be looked up by its trace and span, as an example of how long they take; the
-    /// series as in [`record`](Self::record).
+    /// Stores a traced request as an exemplar of its duration; the series as in [`record`](Self::record).
     pub fn exemplify(
         &self,
         series: SeriesId,
@@ -113,10 +111,10 @@ impl Shard {
         }
     }
 
-    /// The number of a rule. This compares text and may take a lock: ask once, and keep the answer
-    /// with the rule.
+    /// The number of a rule. This compares text and may take a lock: call it once, and store the result with
+    /// the rule.
     ///
-    /// When the process has [`RULES_MAX`](crate::RULES_MAX) rules, new ones share a number.
+    /// If the process has [`RULES_MAX`](crate::RULES_MAX) rules, new ones share a number.
     pub fn rule(&self, labels: &RuleLabels) -> RuleNumber {
         let mut rules = self.rules.borrow_mut();
         if let Some(number) = rules.get(labels) {
@@ -129,28 +127,28 @@ impl Shard {
         number
     }
 
-    /// A rule decided.
+    /// Counts a match of a rule.
     pub fn hit(&self, rule: RuleNumber) {
         self.cells.rules.add(rule);
     }
 
-    /// Counts a connection that was opened.
+    /// Counts an opened connection.
     pub fn connection_opened(&self, side: ConnectionSide) {
         self.add(side.opened(), 1);
         self.raise(side.open(), 1);
     }
 
-    /// Counts a connection that was closed.
+    /// Counts a closed connection.
     pub fn connection_closed(&self, side: ConnectionSide) {
         self.lower(side.open(), 1);
     }
 
-    /// Counts a connection that was refused before any request.
+    /// Counts a connection that was rejected before any request.
     pub fn refuse(&self, reason: &'static str) {
         self.cells.refused.add(Ending { class: StatusClass::None, reason, grpc: None });
     }
 
-    /// Adds to a count.
+    /// Adds to a counter.
     pub fn add(&self, count: Count, amount: u64) {
         self.cells.counts[count as usize].add(amount);
     }
@@ -165,7 +163,7 @@ impl Shard {
         self.cells.gauges[gauge as usize].subtract(amount);
     }
 
-    /// What the shard is a part of.
+    /// The telemetry that the shard belongs to.
     #[must_use]
     pub fn telemetry(&self) -> &Arc<Telemetry> {
         &self.telemetry
@@ -173,8 +171,8 @@ impl Shard {
 }
 
 impl Telemetry {
-    /// A shard for one more thread. Shards are never taken back: make one for each data core and
-    /// one for the thread of the control traffic, when they start.
+    /// Creates a shard for another thread. Shards are never removed: create one for each data core and one for
+    /// the control thread at their start.
     #[must_use]
     pub fn shard(self: &Arc<Self>) -> Shard {
         let (number, cells) = self.enrol();

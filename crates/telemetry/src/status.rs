@@ -1,9 +1,9 @@
-//! Status classes: what the first digit of a status tells.
+//! Status classes, by the first digit of a status.
 
-/// The class of a status, in the order of its first digit.
+/// The class of a status, in order of its first digit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StatusClass {
-    /// No response, or a status that HTTP does not have.
+    /// No response, or a status that HTTP does not define.
     None,
     Interim,
     Success,

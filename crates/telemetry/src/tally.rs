@@ -1,4 +1,4 @@
-//! Tallies: how often each of a few endings occurred, without knowing them beforehand.
+//! Counts of outcomes that are not known in advance.
 
 use std::sync::OnceLock;
 
@@ -6,18 +6,18 @@ use crate::cell::{Cell, cells};
 use crate::grpc::GrpcStatus;
 use crate::status::{CLASSES, StatusClass};
 
-/// How something ended, as it is told apart from others.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ending {
     pub(crate) class: StatusClass,
-    /// Empty when the application answered.
+    /// Empty if the application responded.
     pub(crate) reason: &'static str,
-    /// Of a gRPC call.
+    /// The status of a gRPC call.
     pub(crate) grpc: Option<GrpcStatus>,
 }
 
 impl Ending {
-    /// Whether nothing failed: neither the mesh, nor the application, nor the call.
+    /// True if neither the mesh, nor the application, nor the call failed.
     pub(crate) fn is_success(self) -> bool {
         self.reason.is_empty()
             && self.class != StatusClass::Failed
@@ -25,13 +25,13 @@ impl Ending {
     }
 }
 
-/// A bounded table from endings to counts. A row is taken when its ending first occurs; later ones
-/// are found by comparing a few short words. One writer, any readers.
+/// A bounded table of counts by outcome. A row is assigned when its outcome first occurs; later ones are found
+/// by comparing a few short words. One writer, any number of readers.
 #[derive(Debug)]
 pub(crate) struct Tally {
     /// Absent until the first reason: most series never fail.
     rows: OnceLock<Box<[OnceLock<Row>]>>,
-    /// What came when all rows were taken, by class.
+    /// Outcomes counted after all rows were assigned, by class.
     spilled: [Cell; CLASSES],
 }
 
@@ -52,7 +52,7 @@ impl Tally {
         self.spilled[ending.class as usize].add(1);
     }
 
-    /// Every ending that occurred, and how often.
+    /// All outcomes that occurred, with their counts.
     pub(crate) fn read(&self) -> impl Iterator<Item = (Ending, u64)> + '_ {
         let rows = self.rows.get().into_iter().flatten();
         let taken = rows.map_while(|place| place.get()).map(|row| (row.ending, row.count.read()));
@@ -69,10 +69,10 @@ struct Row {
     count: Cell,
 }
 
-/// More than the closed list of reasons has; a spill would show that it outgrew this.
+/// More than the number of reasons; `other` in the metrics would show that this is too small.
 const ROWS_MAX: usize = 48;
 
-/// The reason that spilled ones are shown under.
+/// The reason of outcomes without a row.
 const SPILLED: &str = "other";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The telemetry of a process: all shards and series, summed when somebody asks.
+//! The telemetry of a process: all shards and series, summed on demand.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,8 +9,8 @@ use crate::rule::{RuleCells, RuleLabels, RuleNumber, RuleNumbers};
 use crate::series::{RequestLabels, SERIES_MAX, SeriesCells, SeriesSummary, SeriesTotals};
 use crate::tally::Tally;
 
-/// All that a process counts. Readers never hold up the threads that count; making a series does
-/// take a lock, for as long as it takes to find it.
+/// All metrics of a process. Readers never block the threads that count; creating a series takes a lock for the
+/// time of the search.
 #[derive(Debug)]
 pub struct Telemetry {
     registered: Mutex<Registered>,
@@ -18,7 +18,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Nothing counted yet.
+    /// Creates an empty telemetry.
     #[must_use]
     pub fn new() -> Arc<Self> {
         let telemetry = Self { registered: Mutex::default(), levels: cells() };
@@ -26,19 +26,18 @@ impl Telemetry {
         Arc::new(telemetry)
     }
 
-    /// States what is so for the whole process, from any thread; levels never stated are not
-    /// exposed.
+    /// Sets a process-wide gauge, from any thread; gauges that were never set are not exposed.
     pub fn set(&self, level: Level, value: u64) {
         self.levels[level as usize].set(value);
     }
 
-    /// What was last stated, if anything was.
+    /// The last value of a process-wide gauge, if it was set.
     #[must_use]
     pub fn level(&self, level: Level) -> Option<u64> {
         Some(self.levels[level as usize].read()).filter(|value| *value != UNSET)
     }
 
-    /// The sum of a count over all shards.
+    /// The sum of a counter over all shards.
     #[must_use]
     pub fn count(&self, count: Count) -> u64 {
         let shards = &self.lock().shards;
@@ -46,8 +45,8 @@ impl Telemetry {
         shards.iter().map(of_shard).fold(0, u64::wrapping_add)
     }
 
-    /// The sum of a gauge over all shards. What one shard raised another may lower; a reader that
-    /// comes between sees no less than zero.
+    /// The sum of a gauge over all shards. One shard may lower a gauge that another raised; a concurrent reader
+    /// sees no less than zero.
     #[must_use]
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         let shards = &self.lock().shards;
@@ -56,7 +55,7 @@ impl Telemetry {
         u64::try_from(sum.cast_signed()).unwrap_or(0)
     }
 
-    /// How many connections were refused, by reason.
+    /// The number of rejected connections, by reason.
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
         let mut sums = BTreeMap::new();
@@ -68,14 +67,14 @@ impl Telemetry {
         sums
     }
 
-    /// What every series counted, ordered by labels.
+    /// The totals of all series, ordered by labels.
     #[must_use]
     pub fn summary(&self) -> Vec<SeriesSummary> {
         let summary = |(labels, cells): (_, Vec<_>)| SeriesTotals::sum(labels, &cells).summary();
         self.series().into_iter().map(summary).collect()
     }
 
-    /// How often each rule decided, of those that did, ordered by their numbers.
+    /// The rules that matched, with their number of matches, ordered by rule number.
     #[must_use]
     pub fn rules(&self) -> Vec<(RuleLabels, u64)> {
         let registered = self.lock();
@@ -93,7 +92,7 @@ impl Telemetry {
         self.lock().rules.of(labels)
     }
 
-    /// Cells for one more shard, and its number.
+    /// Creates the cells of another shard, and its number.
     pub(crate) fn enrol(&self) -> (u32, Arc<ShardCells>) {
         let cells = Arc::new(ShardCells::new());
         let mut registered = self.lock();
@@ -102,7 +101,8 @@ impl Telemetry {
         (number, cells)
     }
 
-    /// The labels that these requests are counted under: their own, while there is room.
+    /// The labels that these requests are counted under: their own while there is room, then those of the
+    /// overflow series.
     pub(crate) fn admit(&self, labels: &RequestLabels) -> RequestLabels {
         let mut registered = self.lock();
         let known = registered.series.contains_key(labels);
@@ -114,7 +114,7 @@ impl Telemetry {
         admitted
     }
 
-    /// New cells for a series, written by the shard that asks.
+    /// Creates cells for a series, written by the calling shard.
     pub(crate) fn attach(&self, labels: &RequestLabels) -> Arc<SeriesCells> {
         let cells = Arc::new(SeriesCells::new());
         let mut registered = self.lock();
@@ -123,12 +123,12 @@ impl Telemetry {
         cells
     }
 
-    /// Every series and its cells, so that they are read without the lock.
+    /// All series and their cells, to be read without the lock.
     pub(crate) fn series(&self) -> BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>> {
         self.lock().series.clone()
     }
 
-    /// A thread that died while it held the lock left nothing half done.
+    /// A thread that panicked while it held the lock left no half-written state.
     fn lock(&self) -> MutexGuard<'_, Registered> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,7 +141,7 @@ struct Registered {
     rules: RuleNumbers,
 }
 
-/// What a shard counts besides requests.
+/// Metrics of a shard, other than those of requests.
 #[derive(Debug)]
 pub(crate) struct ShardCells {
     pub(crate) counts: [Cell; Count::ALL.len()],
@@ -156,5 +156,5 @@ impl ShardCells {
     }
 }
 
-/// A level that was never stated.
+/// The value of an unset gauge.
 const UNSET: u64 = u64::MAX;

@@ -1,10 +1,10 @@
-//! Texts from outside on terminals and in logs: characters that steer a terminal or begin a line are made visible.
+//! Escaping of external texts for terminals and logs.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// True for characters that a terminal obeys instead of showing them: controls (C0, DEL and C1), line
-/// separators, and the marks that change the direction of writing.
+/// True for characters that control a terminal: controls (C0, DEL and C1), line separators, and bidirectional
+/// marks.
 #[must_use]
 pub fn steers(character: char) -> bool {
     character.is_control()
@@ -14,7 +14,7 @@ pub fn steers(character: char) -> bool {
         )
 }
 
-/// The text with escapes such as `\n` and `\u{1b}` in place of the characters that steer.
+/// Replaces control characters by escapes such as `\n` and `\u{1b}`.
 #[must_use]
 pub fn visible(text: &str) -> Cow<'_, str> {
     match text.contains(steers) {
@@ -30,7 +30,7 @@ pub fn escape(character: char) -> impl Iterator<Item = char> {
     escaped.into_iter().flatten().chain(plain)
 }
 
-/// A writer that passes texts on as [`visible`] makes them.
+/// A writer that forwards texts escaped by [`visible`].
 #[derive(Debug)]
 pub struct Visible<W>(pub W);
 
@@ -40,7 +40,7 @@ impl<W: fmt::Write> fmt::Write for Visible<W> {
     }
 }
 
-/// An error with its causes in one line. A cause that the text before it contains already is left out.
+/// An error with its causes in one line. A cause that the preceding text already contains is skipped.
 #[must_use]
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -1,8 +1,8 @@
-//! Traces: the context that requests carry in their headers, read, continued or begun, and written.
+//! Trace context propagation in request headers: parsing, continuing or starting a trace, and writing.
 //!
-//! W3C Trace Context (<https://www.w3.org/TR/trace-context-1/>, and what level 2 adds to reading it)
-//! and B3 (<https://github.com/openzipkin/b3-propagation>), in one header and in several. What a
-//! context says beside (`tracestate`, baggage) passes as it is.
+//! W3C Trace Context (<https://www.w3.org/TR/trace-context-1/>, with the parsing rules of level 2) and B3
+//! (<https://github.com/openzipkin/b3-propagation>), in one header and in several. Other parts of a context
+//! (`tracestate`, baggage) are forwarded unchanged.
 
 mod carrier;
 mod hexadecimal;
@@ -14,72 +14,73 @@ use std::num::{NonZeroU64, NonZeroU128};
 pub use carrier::Carrier;
 pub use written::{FIELDS_MAX, Written};
 
-/// Which trace; never zero.
+/// A trace ID; never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TraceId(pub NonZeroU128);
 
-/// Which span of a trace; never zero.
+/// A span ID; never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpanId(pub NonZeroU64);
 
-/// What a request brought along.
+/// The context of a received request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
-    /// The trace and the span of the sender; absent when it only says whether to sample.
+    /// The trace and the span of the sender; absent if the context has a sampling decision only.
     pub ids: Option<(TraceId, SpanId)>,
-    /// What the sender decided.
+    /// The sampling decision of the sender.
     pub decision: Decision,
-    /// It wrote the trace's id with 16 digits, as old B3 does.
+    /// True if the trace ID has 16 digits, as in older B3.
     pub is_narrow: bool,
-    /// What it said stands in `traceparent`.
+    /// True if the context comes from `traceparent`.
     pub is_w3c: bool,
 }
 
-/// Whether a trace is sampled, as the sender of a context decided.
+/// The sampling decision of the sender of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// It is.
+    /// The trace is sampled.
     Sampled,
-    /// It is not.
+    /// The trace is not sampled.
     NotSampled,
-    /// Whoever comes next decides; B3 only.
+    /// The receiver decides; B3 only.
     Deferred,
-    /// It is, whatever samplers say; B3 only.
+    /// The trace is sampled regardless of samplers; B3 only.
     Debug,
 }
 
-/// In which headers a context is written.
+/// The propagation formats of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forms {
     /// `traceparent`.
     pub w3c: bool,
     /// `b3`.
     pub b3: bool,
-    /// `X-B3-TraceId` and its siblings.
+    /// `X-B3-TraceId` and related headers.
     pub b3_multi: bool,
 }
 
-/// One span of a trace, and how its context is passed on.
+/// A span of a trace, and the propagation of its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// The trace.
     pub trace: TraceId,
     /// The span itself.
     pub id: SpanId,
-    /// The span that it is a part of.
+    /// The parent span.
     pub parent: Option<SpanId>,
-    /// Whether the trace is sampled.
+    /// True if the trace is sampled.
     pub is_sampled: bool,
     is_debug: bool,
     is_narrow: bool,
     forms: Forms,
-    /// What of the request is written anew, or no more.
+    /// The received headers that are replaced or removed.
     replaced: &'static [&'static str],
 }
 
 impl Span {
-    /// Continues what a request brought, or begins a trace. `forms`: how it is written if nothing was
-    /// brought. `chance` gives random numbers; `samples` decides by one where nobody has.
+    /// Continues the trace of a request, or starts one. `forms`: the propagation format of a new trace.
+    /// `chance` returns random numbers; `samples` makes the sampling decision from one if the sender has made
+    /// none.
     pub fn of(
         carrier: &Carrier<'_>,
         forms: Forms,
@@ -105,12 +106,12 @@ impl Span {
             is_debug: decision == Decision::Debug,
             is_narrow: parent.is_some() && context.is_some_and(|context| context.is_narrow),
             forms: if brought == Forms::default() { forms } else { brought },
-            // W3C §3.3: a state means nothing without the `traceparent` that it came with.
+            // W3C §3.3: a `tracestate` is invalid without the `traceparent` that it came with.
             replaced: carrier.names(context.is_some_and(|context| context.is_w3c)),
         }
     }
 
-    /// The names of the fields that [`Written`] takes the place of; of those that are there, at least.
+    /// The names of the headers that [`Written`] replaces; at least of those that are present.
     #[must_use]
     pub fn replaces(&self) -> &'static [&'static str] {
         self.replaced
@@ -119,7 +120,7 @@ impl Span {
 
 impl TraceId {
     fn drawn(chance: &mut impl FnMut() -> u64) -> Self {
-        // Level 2 of W3C's, §random-trace-id: at least the right half is random.
+        // W3C level 2, §random-trace-id: at least the right half is random.
         let id = u128::from(chance()) << 64 | u128::from(chance());
         Self(NonZeroU128::new(id).unwrap_or(NonZeroU128::MIN))
     }

@@ -1,28 +1,28 @@
-//! Usage: what a process of this machine has taken of CPU and memory, as Linux counts it.
+//! CPU and memory usage of a process on this machine, as reported by Linux.
 
 use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// What a process has taken.
+/// The resource usage of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
     pub cpu: Duration,
-    /// Memory that is resident.
+    /// Resident memory.
     pub rss_kib: u64,
-    /// Memory that is resident; what several processes share is divided among them.
+    /// Resident memory, with shared pages divided among the processes that share them.
     pub pss_kib: u64,
-    /// Memory that is resident and shared with nobody: what ending the process would free.
+    /// Resident memory that is not shared: the amount that would be freed at the end of the process.
     pub private_kib: u64,
-    /// How many threads it has.
+    /// The number of threads.
     pub threads: u32,
 }
 
-/// Reads what a process has taken. Memory is told only for processes of the same user.
+/// Reads the resource usage of a process. Memory is available for processes of the same user only.
 ///
 /// # Errors
-/// When there is no such process, it belongs to somebody else, or the system is not Linux.
+/// If there is no such process, it belongs to another user, or the system is not Linux.
 pub fn usage(pid: u32) -> io::Result<Usage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
@@ -37,17 +37,16 @@ pub fn usage(pid: u32) -> io::Result<Usage> {
     })
 }
 
-/// What a process has taken, as far as it is told in one short line.
+/// The resource usage of a process from `stat` and `statm` only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spent {
     /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
     pub cpu: Duration,
-    /// Memory that is resident and no file's: what is there because of this process alone, but for
-    /// its program.
+    /// Resident memory without file-backed pages: memory of this process only, without its program.
     pub own_kib: u64,
 }
 
-/// Reads what a process has taken, at less cost than [`usage`].
+/// Reads the resource usage of a process, at less cost than [`usage`].
 ///
 /// # Errors
 /// As [`usage`].
@@ -63,7 +62,7 @@ pub fn spent(pid: u32) -> io::Result<Spent> {
     })
 }
 
-/// proc_pid_statm(5): all, resident, resident and of files, and more.
+/// proc_pid_statm(5): total, resident, resident and file-backed, and more.
 fn own_pages(memory: &str) -> Option<u64> {
     let mut fields = memory.split_ascii_whitespace().skip(1);
     let (resident, of_files): (u64, u64) =
@@ -71,12 +70,12 @@ fn own_pages(memory: &str) -> Option<u64> {
     Some(resident.saturating_sub(of_files))
 }
 
-/// CPU time in ticks and number of threads. The second field is the command, in parentheses, and
-/// may hold anything, also parentheses: counting starts after the last of them.
+/// CPU time in ticks and number of threads. The second field is the command, in parentheses, and may contain
+/// any character, including parentheses: counting starts after the last of them.
 fn parse_stat(stat: &str) -> Option<(u64, u32)> {
     let (_, after_command) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = after_command.split_ascii_whitespace().collect();
-    // proc_pid_stat(5) numbers from 1; the first of these is the third.
+    // proc_pid_stat(5) numbers fields from 1; the first of these is the third.
     let field = |number: usize| fields.get(number.checked_sub(3)?).copied();
     let user: u64 = field(14)?.parse().ok()?;
     let system: u64 = field(15)?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! The proxy's end against control planes that are mute, hostile or gone.
+//! Tests of the proxy's end against control planes that are silent, malicious or gone.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::key::ChangeId;
 use crate::publisher::Publisher;
 use crate::vigil::SILENCE_MAX;
 
-/// Follows a control plane that says these bytes, then nothing for ever.
+/// Follows a control plane that sends these bytes and then stays silent.
 async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> FollowError {
     let (near, mut far) = duplex(1 << 20);
     far.write_all(bytes).await.unwrap();

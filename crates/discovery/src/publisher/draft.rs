@@ -1,4 +1,4 @@
-//! All differences between what a proxy holds and a snapshot, in an order that can be cut.
+//! All differences between a proxy's resources and a snapshot, in an order that can be split.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,12 +13,11 @@ use crate::resource::{
     encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
 };
 
-/// All differences between what a proxy holds and what it should hold.
+/// All differences between the held and the desired resources of a proxy.
 ///
-/// In the order of the fields each prefix keeps its references: endpoints leave before the port
-/// that they served, and come after it; addresses come after the services that they stand for,
-/// and names last;
-/// services leave when nothing refers to them any more.
+/// In the order of the fields, each prefix keeps references valid: endpoints are removed before their port, and
+/// added after it; addresses are added after their services, and names last; services are removed after the
+/// last reference to them.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     dropped: Vec<ResourceKey>,
@@ -70,14 +69,14 @@ impl Draft {
         self.upserts.first().is_some_and(|upsert| upsert.key == ResourceKey::Plan)
     }
 
-    /// What can never be sent.
+    /// The resources that exceed the size limit.
     pub(super) fn oversized(&self) -> impl Iterator<Item = &Upsert> {
         let all = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
         let all = all.chain(&self.names);
         all.filter(|upsert| upsert.content.len() > RESOURCE_BYTES_MAX)
     }
 
-    /// What fits into one delta, and whether that is all.
+    /// Takes a prefix that fits into one delta; true if it is everything.
     pub(super) fn cut(self) -> (Vec<Upsert>, Vec<ResourceKey>, bool) {
         let mut room = DELTA_BYTES_MAX;
         let mut whole = true;
@@ -107,7 +106,7 @@ impl Draft {
         }
     }
 
-    /// What is at addresses, and those that nobody asks for any more.
+    /// Adds address entries, and removals of unsubscribed ones.
     fn add_addresses(
         &mut self,
         snapshot: &Snapshot,
@@ -133,7 +132,7 @@ impl Draft {
         self.removed.extend(gone.filter(|key| !kept.contains(key, None)));
     }
 
-    /// What names stand for, and those that nobody asks for any more.
+    /// Adds DNS records, and removals of unsubscribed ones.
     fn add_names(
         &mut self,
         snapshot: &Snapshot,
@@ -174,7 +173,7 @@ impl Draft {
         if send {
             self.upserts.push(upsert);
         }
-        // Endpoints of a service that the proxy refuses have no place there.
+        // Endpoints of a service that the proxy rejects are not sent.
         if send || held_version.is_some() {
             for (number, port) in &view.ports {
                 let before = before.and_then(|before| before.ports.get(number));
@@ -246,7 +245,7 @@ fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {
     Arc::ptr_eq(one, other) || one == other
 }
 
-/// What a key adds to a message, rounded up.
+/// The encoded size of a key in a message, rounded up.
 fn cost(key: &ResourceKey) -> usize {
     let names = match key {
         ResourceKey::Plan => 0,
@@ -268,12 +267,12 @@ fn cost(key: &ResourceKey) -> usize {
 /// Tags, lengths, separators and the port of a key, and the tags and lengths around it.
 const KEY_BYTES: usize = 48;
 
-/// An address of IPv6.
+/// The length of an IPv6 address.
 const ADDRESS_BYTES_MAX: usize = 16;
 
-/// How much one delta may carry: a message, less the room for its own fields and absent services.
+/// The maximum content of a delta: a message, minus its own fields and absent services.
 const DELTA_BYTES_MAX: usize = 3 << 20;
 
-/// The largest resource that can be sent: a service with 10,000 rules has about half as much, and
-/// one delta has room for it and a little more.
+/// The maximum size of a resource: a service with 10,000 rules is about half as large, and a delta has room for
+/// it and a little more.
 pub(super) const RESOURCE_BYTES_MAX: usize = 5 << 19;

@@ -1,4 +1,4 @@
-//! What of an offer can be sent while some of its endpoints are in doubt.
+//! The part of an offer that can be sent while some of its endpoints are uncertain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,12 +10,11 @@ use crate::doubt::Doubt;
 use crate::holdings::Holdings;
 use crate::key::{ResourceKey, Version};
 
-/// The part of a snapshot that is worth sending now.
+/// The part of a snapshot to send now.
 ///
-/// Left out are services that are new to the proxy and that nobody could answer for yet, or that
-/// lead to such a service: a request for one waits at the proxy, as for any that it does not know
-/// yet, instead of failing for want of endpoints. What a service that the proxy has leads to is
-/// sent however it is, because references must hold.
+/// Excluded are services that are new to the proxy and have no known endpoints yet, and services that route to
+/// them: a request for one waits at the proxy, as for any unknown service, instead of failing for lack of
+/// endpoints. Services that a held service routes to are always sent, because references must be valid.
 pub(super) fn sendable(snapshot: &Arc<Snapshot>, doubt: &Doubt, held: &Holdings) -> Arc<Snapshot> {
     let mut hidden = with_users(snapshot, hollow(snapshot, doubt, held));
     if hidden.is_empty() {
@@ -39,17 +38,17 @@ pub(super) fn sendable(snapshot: &Arc<Snapshot>, doubt: &Doubt, held: &Holdings)
     Arc::new(Snapshot { plan: Arc::clone(&snapshot.plan), services, addresses, names })
 }
 
-/// What a proxy keeps as it has it.
+/// The resources that a proxy keeps unchanged.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept<'a> {
-    /// What it refused.
+    /// Rejected resources.
     pub(super) withheld: &'a Withheld,
-    /// What may only seem to be gone.
+    /// Uncertain endpoints and addresses.
     pub(super) doubt: &'a Doubt,
 }
 
 impl Kept<'_> {
-    /// Whether this content, or the removal (`None`), is not sent although it differs.
+    /// True if this content, or the removal (`None`), is not sent although it differs.
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<Version>) -> bool {
         let uncertain = match key {
             ResourceKey::Endpoint(id) => version.is_none() && self.doubt.contains(id),
@@ -60,7 +59,7 @@ impl Kept<'_> {
     }
 }
 
-/// Services with a port that may yet get an endpoint, has none, and keeps none at the proxy.
+/// Services with a port that has no endpoint, keeps none at the proxy, and may still get one.
 fn hollow<'a>(
     snapshot: &'a Snapshot,
     doubt: &'a Doubt,
@@ -78,7 +77,7 @@ fn hollow<'a>(
     unanswered.map(|((service, _), _)| service).collect()
 }
 
-/// Services and all from whose rules one comes to them.
+/// The services, and all that route to them directly or indirectly.
 fn with_users<'a>(
     snapshot: &'a Snapshot,
     services: BTreeSet<&'a ServiceName>,

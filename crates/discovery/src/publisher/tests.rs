@@ -1,4 +1,4 @@
-//! One in flight, newest wins, differences only, refusals remembered.
+//! Tests of the publisher: one delta in flight, newest offer wins, differences only, rejections remembered.
 
 use leno_model::{EndpointId, ValueMatch};
 
@@ -7,7 +7,7 @@ use crate::fixture::{endpoint, named, route, service, update, world};
 use crate::message::Upsert;
 use crate::subscriber::Subscriber;
 
-/// Publishes until nothing is left to send; what `judge` refuses is refused.
+/// Publishes until nothing is left to send; resources that `judge` rejects are rejected.
 fn settle(
     publisher: &mut Publisher,
     subscriber: &mut Subscriber,
@@ -211,7 +211,7 @@ fn a_service_with_ten_thousand_rules_arrives() {
     route(&mut checkout, &["checkout-stable", "checkout-canary"]);
     let rules = &mut checkout.ports.get_mut(&9080).unwrap().rules;
     let like = rules.pop().unwrap();
-    // As many as the Gateway API lets a route have.
+    // The maximum of the Gateway API for a route.
     for number in 0..10_000 {
         let mut rule = like.clone();
         rule.route = format!("bookinfo/checkout-of-the-tenants-{}", number / 16).parse().unwrap();
@@ -248,7 +248,7 @@ fn a_world_larger_than_a_message_arrives_in_parts() {
     assert_eq!(subscriber.held().len(), 1, "services take their endpoints with them");
 }
 
-/// The world without some of the endpoints of a service, whose absence is in doubt.
+/// The configuration without some endpoints of a service; their absence is uncertain.
 fn without(mut world: Update, name: &str, indexes: &[u16]) -> (Update, Vec<EndpointId>) {
     let service = named(name);
     let ids: Vec<EndpointId> = indexes.iter().map(|i| endpoint(&service, *i).id).collect();
@@ -280,7 +280,7 @@ fn endpoints_in_doubt_stay_and_all_that_is_certain_is_sent() {
     assert_eq!(held.plan, partial.snapshot.plan);
     assert_eq!((addresses(&subscriber, "details"), addresses(&subscriber, "ratings")), (1, 3));
 
-    // One of the two comes back elsewhere, the other one does not.
+    // One of the two comes back at another address, the other one does not.
     let (mut certain, _) = without(partial.clone(), "ratings", &[]);
     let mut moved = endpoint(&named("ratings"), 2);
     moved.address.set_port(9);

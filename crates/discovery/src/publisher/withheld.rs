@@ -1,4 +1,4 @@
-//! What a proxy refused and should not be sent again before something changes.
+//! Resources that a proxy rejected, withheld until something relevant changes.
 
 use std::collections::BTreeMap;
 
@@ -12,33 +12,33 @@ use crate::resource::{
     encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
 };
 
-/// Resources that the proxy refused, at most one entry for each that it was ever sent.
+/// Rejected resources, at most one entry for each resource that was sent.
 #[derive(Debug, Default)]
 pub(super) struct Withheld {
     entries: BTreeMap<ResourceKey, Entry>,
 }
 
-/// One refused resource.
+/// One rejected resource.
 #[derive(Debug)]
 struct Entry {
-    /// The refused content; `None` when its removal was refused.
+    /// The rejected content; `None` if its removal was rejected.
     version: Option<Version>,
     reason: String,
     until: Until,
 }
 
-/// What has to change before the same content is worth another try.
+/// The change that makes another attempt worthwhile.
 #[derive(Debug)]
 enum Until {
-    /// The content itself.
+    /// A change of the content itself.
     Changed,
-    /// The situation of another resource.
+    /// A change of the state of another resource.
     Circumstance(ResourceKey, Circumstance),
-    /// Anything at all: the proxy did not say which part of the delta was wrong.
+    /// Any change: the proxy did not name the invalid part of the delta.
     NextOffer(ChangeId),
 }
 
-/// How things stand with a resource that another one depends on.
+/// The state of a resource that another one depends on.
 #[derive(Debug, PartialEq, Eq)]
 struct Circumstance {
     wanted: Option<Version>,
@@ -51,7 +51,7 @@ impl Withheld {
         self.entries.is_empty()
     }
 
-    /// Whether exactly this content, or the removal, was refused.
+    /// True if exactly this content, or the removal, was rejected.
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<Version>) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.version == version)
     }
@@ -72,7 +72,7 @@ impl Withheld {
         self.entries.insert(key, Entry { version: Some(version), reason, until: Until::Changed });
     }
 
-    /// Remembers the refusals of a delta; says whether any of them names a part of it.
+    /// Records the rejections of a delta; returns true if one of them names a part of it.
     pub(super) fn refused(
         &mut self,
         sent: &[(ResourceKey, Option<Version>)],
@@ -101,8 +101,8 @@ impl Withheld {
         named
     }
 
-    /// Remembers a delta of which no part was named. Nothing of it is sent again before the next
-    /// offer: otherwise the same delta would go back and forth for ever.
+    /// Records a rejected delta of which no part was named. Nothing of it is sent again before the next offer;
+    /// otherwise the same delta would be sent and rejected forever.
     pub(super) fn refused_unnamed(
         &mut self,
         sent: &[(ResourceKey, Option<Version>)],
@@ -119,20 +119,20 @@ impl Withheld {
         }
     }
 
-    /// Lets go of all that waits for the situation of another resource; says whether there was any.
+    /// Releases all that waits for the state of another resource; returns true if there was any.
     pub(super) fn let_go(&mut self) -> bool {
         let before = self.entries.len();
         self.absent_accepted();
         self.entries.len() < before
     }
 
-    /// The proxy knows now which services are absent: references that it could not follow may be
-    /// good, and what could not go because something referred to it may go.
+    /// Releases rejections about references after the proxy accepted a set of absent services: dangling
+    /// references may be valid now, and referenced resources may be removable.
     pub(super) fn absent_accepted(&mut self) {
         self.entries.retain(|_, entry| !matches!(entry.until, Until::Circumstance(..)));
     }
 
-    /// Lets go of what is no longer wanted in the refused form, and of what may now be accepted.
+    /// Releases resources that are no longer desired in the rejected form, and those that may be accepted now.
     pub(super) fn release(&mut self, update: &Update, held: &Holdings) {
         self.entries.retain(|key, entry| {
             let wanted = wanted(&update.snapshot, key);
@@ -156,7 +156,7 @@ impl Circumstance {
     }
 }
 
-/// The version that the proxy should hold, if any.
+/// The desired version of a resource, if any.
 fn wanted(snapshot: &Snapshot, key: &ResourceKey) -> Option<Version> {
     let content = match key {
         ResourceKey::Plan => encode_plan(&snapshot.plan),

@@ -1,4 +1,4 @@
-//! Both ends of queries over a stream in memory: bounds of time, bytes and number.
+//! Tests of both ends of queries over a stream in memory: limits of time, bytes and number.
 
 use tokio::io::{DuplexStream, duplex};
 use tokio::time::{Instant, sleep};
@@ -15,7 +15,7 @@ use crate::subscriber::Subscriber;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
 
-/// A proxy that hands its queries to the test.
+/// A proxy that passes its queries to the test.
 struct Handing(mpsc::Sender<Query>);
 
 impl Follower for Handing {
@@ -42,7 +42,7 @@ impl Exchange {
         self.queries.send(CONNECTION, path.to_owned()).await
     }
 
-    /// The next query at the proxy is answered with this.
+    /// Answers the next query at the proxy with this body.
     async fn answer(&mut self, body: &[u8]) -> String {
         let query = self.at_proxy.recv().await.unwrap();
         query.answer.send(ProxyAnswer { status: 200, body: body.to_vec() }).unwrap();
@@ -75,7 +75,7 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
     let (hang_up, hung_up) = oneshot::channel();
     let queries = Arc::clone(&operators.queries);
     let test = async {
-        // The proxy has introduced itself.
+        // The proxy has sent its Hello.
         while queries.lock().is_empty() {
             tokio::task::yield_now().await;
         }
@@ -93,7 +93,7 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
         }
     };
     let control = control_plane(near, Arc::clone(&budget), operators);
-    // The test goes on after both ends of the stream.
+    // The test continues after both ends of the stream ended.
     let stream = async {
         tokio::join!(proxy, control);
         std::future::pending::<()>().await;
@@ -110,7 +110,7 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
     with_stream(true, async |mut exchange: Exchange| {
         let body: Vec<u8> = (0..1_000_001_u32).map(|byte| byte.to_le_bytes()[0]).collect();
         let now = Instant::now();
-        // Nearly all that may be read at once is spent.
+        // Nearly the whole reading budget is spent.
         exchange.budget.charge_reading(999_000, now);
         let queries = Arc::clone(&exchange.queries);
         let query = queries.send(CONNECTION, "/world".to_owned());
@@ -131,7 +131,7 @@ async fn a_late_answer_is_dropped_and_the_next_query_gets_its_own() {
         assert_eq!(exchange.query("/first").await, Err(QueryError::Late));
         assert_eq!(began.elapsed(), QUERY_DEADLINE);
         assert_eq!(exchange.answer(b"late").await, "/first");
-        // It is on its way before the next query.
+        // It is sent before the next query.
         sleep(Duration::from_millis(1)).await;
         let queries = Arc::clone(&exchange.queries);
         let query = queries.send(CONNECTION, "/second".to_owned());
@@ -204,7 +204,7 @@ async fn an_operator_that_leaves_holds_up_no_other() {
         let query = |path: &str| queries.send(CONNECTION, path.to_owned());
         let first = timeout(Duration::from_secs(1), query("/first")).await;
         assert!(first.is_err(), "it left");
-        // The proxy drops its query: that is an answer as well.
+        // Dropping a query at the proxy is a response as well.
         drop(exchange.at_proxy.recv().await.unwrap());
         let (second, _) = tokio::join!(query("/second"), exchange.answer(b"second"));
         assert_eq!(second.unwrap().body, b"second");
@@ -223,7 +223,7 @@ async fn the_queries_of_a_control_plane_are_bounded() {
         }
         let began = Instant::now();
         let first = all.join_next().await.unwrap().unwrap();
-        // One has no place within the time for that.
+        // One does not get a permit in time.
         assert_eq!((first, began.elapsed()), (Err(QueryError::Busy), PLACE_WAIT));
         let mut late = 0;
         while let Some(answer) = all.join_next().await {

@@ -1,4 +1,4 @@
-//! What a rule does beside choosing a backend, as it travels.
+//! Wire conversion of rule actions.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::service::{backend_to_wire, plain_backend_from_wire};
 use super::{cors, persistence, retry};
 use crate::proto;
 
-/// Nothing is sent of a rule that does nothing.
+/// Absent for a rule without actions.
 pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
     (*actions != RuleActions::default()).then(|| proto::RuleActions {
         request_headers: headers_to_wire(&actions.request_headers),
@@ -66,7 +66,7 @@ fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
     Ok(mirror)
 }
 
-/// 2^64 nanoseconds are 584 years: what is longer has no end that matters.
+/// 2^64 nanoseconds are 584 years: longer durations are the same in practice.
 pub(super) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -90,7 +90,7 @@ pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
     Ok(Header { name: editable("name", wire.name)?, value: wire.value })
 }
 
-/// Edits in a field; none when it is absent.
+/// Parses edits in a field; none if it is absent.
 pub(super) fn headers_in(
     field: &'static str,
     wire: Option<proto::HeaderEdits>,
@@ -99,7 +99,7 @@ pub(super) fn headers_in(
     edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.under(field))
 }
 
-/// Names and values become parts of messages as they stand: what could break one is refused.
+/// Names and values are copied into messages: those that could break one are rejected.
 fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
     let edits = HeaderEdits {
         set: each("set", wire.set, header_from_wire)?,

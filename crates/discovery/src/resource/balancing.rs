@@ -1,4 +1,4 @@
-//! How an endpoint is chosen, as it travels.
+//! Wire conversion of load balancing settings.
 
 use leno_model::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 

@@ -1,4 +1,4 @@
-//! Who comes in from outside the mesh and who goes out, as it travels.
+//! Wire conversion of ingress and egress rules.
 
 use leno_model::{Entry, Opening, Outlet, Proof, RequestMatch, ToldBy};
 
@@ -30,7 +30,7 @@ pub(super) fn opening_to_wire(opening: &Opening) -> proto::Opening {
     }
 }
 
-/// A way in that this version does not know must not be taken for another.
+/// An unknown listener kind must not be taken for another.
 pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid> {
     use proto::opening::Entry as Wire;
     let nothing = |proto::Nothing {}, entry| entry;
@@ -79,7 +79,7 @@ pub(super) fn outlet_to_wire(outlet: &Outlet) -> proto::Outlet {
     }
 }
 
-/// What tells where a connection goes must not be taken for something else.
+/// An unknown source of the destination name must not be taken for another.
 pub(super) fn outlet_from_wire(wire: proto::Outlet) -> Result<Outlet, Invalid> {
     let told_by = match wire.told_by() {
         proto::ToldBy::Http => ToldBy::Http,

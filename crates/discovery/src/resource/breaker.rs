@@ -1,4 +1,4 @@
-//! Circuit breakers, as they travel.
+//! Wire conversion of circuit breakers.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ pub(super) fn from_wire(wire: proto::Breaker) -> Result<Breaker, Invalid> {
     Ok(Breaker { policy: policy_from_wire(wire.policy)?, rule })
 }
 
-/// Absent when it says nothing.
+/// Absent for a default response.
 pub(super) fn answer_to_wire(answer: &FixedAnswer) -> Option<proto::FixedAnswer> {
     (*answer != FixedAnswer::default()).then(|| proto::FixedAnswer {
         status: answer.status.map(u32::from),

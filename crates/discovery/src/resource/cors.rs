@@ -1,4 +1,4 @@
-//! What pages of other origins may, as it travels.
+//! Wire conversion of CORS policies.
 
 use leno_model::{AnyOf, Cors, HeaderEdits, OriginPattern};
 
@@ -39,7 +39,7 @@ fn words_to_wire(words: &AnyOf) -> proto::AnyOf {
     }
 }
 
-/// Words become parts of heads as they stand: what could break one is refused.
+/// Words are copied into headers: those that could break a message are rejected.
 fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AnyOf, Invalid> {
     let proto::AnyOf { any, words } = wire.unwrap_or_default();
     let is_word = |word: &String| HeaderEdits::is_name(&word.to_ascii_lowercase());

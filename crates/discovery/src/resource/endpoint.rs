@@ -1,4 +1,4 @@
-//! An endpoint as it travels.
+//! Wire conversion of endpoints.
 
 use leno_model::{Endpoint, EndpointId, Weight};
 

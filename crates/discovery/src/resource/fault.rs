@@ -1,4 +1,4 @@
-//! Faults that are injected, as they travel.
+//! Wire conversion of fault injection rules.
 
 use leno_model::{Abort, Delay, FaultRule, Faults};
 

@@ -1,4 +1,4 @@
-//! Single fields: names, ports and addresses from the wire, each with its path when it is wrong.
+//! Validation of single fields: names, ports and addresses, with the path of an invalid field.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use leno_model::{Name, Protocol, ServiceAccount};
 
 use crate::proto;
 
-/// A field that cannot be what it says.
+/// An invalid field.
 #[derive(Debug)]
 pub(crate) struct Invalid {
     pub(crate) field: String,
@@ -21,8 +21,8 @@ impl Invalid {
         Self { field: field.to_owned(), reason: reason.to_string() }
     }
 
-    /// The same fault, seen from the message that holds the field's message. A list of plain
-    /// values has no field of its own.
+    /// Prefixes the path with the field of the enclosing message. A list of plain values has no field of its
+    /// own.
     pub(crate) fn under(self, parent: impl Display) -> Self {
         let field = match self.field.as_str() {
             "" => parent.to_string(),
@@ -32,7 +32,7 @@ impl Invalid {
     }
 }
 
-/// Converts each element; a fault names the element by its index.
+/// Converts each element; an error contains the index of the element.
 pub(crate) fn each<W, T>(
     field: &str,
     wire: Vec<W>,
@@ -44,7 +44,7 @@ pub(crate) fn each<W, T>(
     wire.into_iter().enumerate().map(indexed).collect()
 }
 
-/// Collects a list that must not name a port twice.
+/// Collects a list with unique ports.
 pub(crate) fn by_port<T>(field: &str, list: Vec<(u16, T)>) -> Result<BTreeMap<u16, T>, Invalid> {
     let mut map = BTreeMap::new();
     for (port, value) in list {
@@ -55,7 +55,7 @@ pub(crate) fn by_port<T>(field: &str, list: Vec<(u16, T)>) -> Result<BTreeMap<u1
     Ok(map)
 }
 
-/// Reads a name of any role.
+/// Parses a name of any kind.
 pub(crate) fn parsed<T>(field: &str, text: &str) -> Result<T, Invalid>
 where
     T: FromStr<Err: Display>,
@@ -67,7 +67,7 @@ pub(crate) fn optional_name(field: &str, text: Option<&str>) -> Result<Option<Na
     text.map(|text| parsed(field, text)).transpose()
 }
 
-/// Reads `namespace/name`.
+/// Parses `namespace/name`.
 pub(crate) fn account(field: &str, text: &str) -> Result<ServiceAccount, Invalid> {
     let (namespace, name) = text
         .split_once('/')
@@ -122,7 +122,7 @@ pub(crate) fn ip_address_to_wire(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Reads where something listens. Port 0, "any free port", is for the caller to judge.
+/// Parses a socket address. Port 0, "any free port", is left to the caller.
 pub(crate) fn socket_address(
     field: &str,
     wire: Option<&proto::SocketAddress>,

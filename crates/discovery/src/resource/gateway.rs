@@ -1,4 +1,4 @@
-//! What the proxies of a gateway serve, as it travels.
+//! Wire conversion of gateway configurations.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -80,8 +80,8 @@ fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
     }
 }
 
-/// Whether a certificate can be used is for who shows it: one that cannot costs its listener, and
-/// not the plan.
+/// Certificates are validated where they are used: an invalid one disables its listener, and not the whole
+/// configuration.
 fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, Invalid> {
     let certificate =
         |it: proto::GatewayCertificate| GatewayCertificate { chain: it.chain, key: it.key };
@@ -97,7 +97,7 @@ fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, I
     })
 }
 
-/// Never with the key.
+/// Formats without the key.
 impl fmt::Debug for proto::GatewayCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatewayCertificate").finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! What else decides about requests at the ports of an application, as it travels.
+//! Wire conversion of external authorization and token policies.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn guard_to_wire(guard: &PortGuard) -> proto::Guard {
     proto::Guard { policy, guard: Some(guard) }
 }
 
-/// What this version does not know must not let anybody in.
+/// An unknown policy must not allow any request.
 fn guard_from_wire(wire: proto::Guard) -> Result<PortGuard, Invalid> {
     use proto::guard::Guard as Wire;
     let guard = match wire.guard {

@@ -1,4 +1,4 @@
-//! When a second attempt is made, as it travels.
+//! Wire conversion of hedging settings.
 
 use leno_model::{HedgeRule, Hedging};
 

@@ -1,4 +1,4 @@
-//! What else decides about who may come in, as it travels.
+//! Wire conversion of inbound access policies.
 
 use leno_model::{
     ClaimMatch, InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyRule, PortSet,
@@ -8,7 +8,7 @@ use super::field::{Invalid, each, parsed, port};
 use super::request;
 use crate::proto;
 
-/// Absent when it says nothing.
+/// Absent for a default policy.
 pub(super) fn to_wire(policy: &InboundPolicy) -> Option<proto::InboundPolicy> {
     let InboundPolicy { is_audited, rules } = policy;
     let rules = rules.iter().map(rule_to_wire).collect();
@@ -47,7 +47,7 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
     }
 }
 
-/// An action that this version does not know must not be taken for another.
+/// An unknown action must not be taken for another.
 fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
     let action = match wire.action() {
         proto::PolicyAction::Deny | proto::PolicyAction::DenyClaims => PolicyAction::Deny,

@@ -1,4 +1,4 @@
-//! Which JSON web tokens requests may show, as it travels.
+//! Wire conversion of JWT validation policies.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
         audiences: issuer.audiences.clone(),
         keys: match &issuer.keys {
             IssuerKeys::Set(keys) => keys.to_string(),
-            // An empty set verifies nothing, in older sidecars too.
+            // An empty set verifies no token, in older sidecars too.
             IssuerKeys::At(_) | IssuerKeys::Awaited => String::new(),
         },
         places: issuer.places.iter().map(place).collect(),

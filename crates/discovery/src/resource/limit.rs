@@ -1,4 +1,4 @@
-//! How much may come in at the ports of an application, as it travels.
+//! Wire conversion of rate limits.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is at an address, as it travels.
+//! Wire conversion of address entries.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) fn to_wire(occupant: &Occupant) -> proto::Occupant {
     proto::Occupant { what: Some(what) }
 }
 
-/// What this version does not know must not be taken for something outside.
+/// An unknown kind of entry must not be taken for an external address.
 pub(super) fn from_wire(wire: proto::Occupant) -> Result<Occupant, Invalid> {
     match wire.what {
         None => Err(Invalid::new("what", "is missing, or unknown to this version")),

@@ -1,4 +1,4 @@
-//! That requests of one client keep to one endpoint, as it travels.
+//! Wire conversion of session persistence settings.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) fn to_wire(persistence: &Persistence) -> proto::Persistence {
     }
 }
 
-/// Name and path become a part of heads as they stand: what could break one is refused.
+/// Name and path are copied into headers: those that could break a message are rejected.
 pub(super) fn from_wire(wire: proto::Persistence) -> Result<Persistence, Invalid> {
     let carrier = match proto::Carries::try_from(wire.carrier) {
         Ok(proto::Carries::Cookie) => Carries::Cookie,

@@ -1,4 +1,4 @@
-//! A workload's plan as it travels.
+//! Wire conversion of a workload's configuration.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ fn port_from_wire(wire: proto::ApplicationPort) -> Result<WorkloadPort, Invalid>
     })
 }
 
-/// Numbers and names of a workload's ports are unique.
+/// Checks that numbers and names of a workload's ports are unique.
 fn check_ports(ports: &[WorkloadPort]) -> Result<(), Invalid> {
     let mut numbers = BTreeSet::new();
     let mut names = BTreeSet::new();
@@ -165,7 +165,7 @@ fn access_to_wire(access: &Access) -> proto::Access {
     proto::Access { mode: Some(mode) }
 }
 
-/// A mode that this version does not know must not let anybody in.
+/// An unknown mode must not allow any traffic.
 fn access_from_wire(mode: Option<proto::access::Mode>) -> Result<Access, Invalid> {
     match mode {
         None => Err(Invalid::new("mode", "is missing, or unknown to this version")),

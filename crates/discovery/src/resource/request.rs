@@ -1,4 +1,4 @@
-//! What a request must look like, as it travels.
+//! Wire conversion of request matches.
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 

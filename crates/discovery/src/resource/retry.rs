@@ -1,4 +1,4 @@
-//! When requests are sent once more, as it travels.
+//! Wire conversion of retry settings.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

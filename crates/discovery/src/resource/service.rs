@@ -1,4 +1,4 @@
-//! A service as one client sees it, as it travels: all of it but its endpoints.
+//! Wire conversion of a service configuration for one client, without its endpoints.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,7 +110,7 @@ pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
 
 fn object_to_wire(kind: RouteKind) -> proto::RuleObject {
     match kind {
-        // Rules of a TLSRoute have a message of their own.
+        // Rules of a TLSRoute have their own message.
         RouteKind::Http | RouteKind::Grpc | RouteKind::Tls => proto::RuleObject::Unspecified,
         RouteKind::Split => proto::RuleObject::TrafficSplit,
         RouteKind::Tcp => proto::RuleObject::TcpRoute,
@@ -185,7 +185,7 @@ pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
     }
 }
 
-/// A backend of connections, or of copies: nothing of it is edited.
+/// Parses a backend of connections or mirrors, which has no edits.
 pub(super) fn plain_backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
     let backend = backend_from_wire(wire, &[])?;
     match backend.edits {
@@ -194,7 +194,7 @@ pub(super) fn plain_backend_from_wire(wire: proto::Backend) -> Result<WeightedBa
     }
 }
 
-/// A backend of a rule with these matches, which decide whether a prefix can be replaced.
+/// Parses a backend of a rule with these matches; they determine whether a prefix can be replaced.
 fn backend_from_wire(
     wire: proto::Backend,
     matches: &[RequestMatch],

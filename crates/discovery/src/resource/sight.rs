@@ -1,4 +1,4 @@
-//! What operators see, as it travels.
+//! Wire conversion of observability settings.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use leno_model::{
 use super::field::Invalid;
 use crate::proto;
 
-/// Absent when it says nothing.
+/// Absent for default settings.
 pub(super) fn to_wire(sight: &Sight) -> Option<proto::Sight> {
     let tracing = sight.tracing.as_ref().map(tracing_to_wire);
     let access_log = sight.access_log.as_ref().map(access_log_to_wire);
@@ -91,7 +91,7 @@ fn otlp_to_wire(collector: &Collector) -> proto::Otlp {
 
 fn otlp_from_wire(wire: &proto::Otlp, signal: Signal) -> Result<Collector, Invalid> {
     let protocol = match protocol_from_wire(wire.protocol)? {
-        // Zipkin knows spans and nothing else.
+        // Zipkin supports spans only.
         CollectorProtocol::Zipkin => return Err(unknown("protocol", wire.protocol)),
         protocol => protocol,
     };

@@ -1,4 +1,4 @@
-//! Tag rules as they travel.
+//! Wire conversion of tag rules.
 
 mod lane;
 mod test;
@@ -44,7 +44,7 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, Invalid> {
     })
 }
 
-/// The objects that rules come from, each once, in order of appearance.
+/// The objects that contain the rules, each once, in order of appearance.
 #[derive(Default)]
 struct Sources {
     list: Vec<proto::TagSource>,
@@ -231,7 +231,7 @@ fn otherwise_from_wire(wire: &[i32]) -> Result<Vec<Otherwise>, Invalid> {
     wire.iter().map(word).collect()
 }
 
-/// Nothing at all where no rule asks.
+/// Absent if no rule uses the caller.
 pub(super) fn caller_to_wire(caller: &Caller) -> Option<proto::Caller> {
     (*caller != Caller::default()).then(|| proto::Caller {
         services: caller.services.iter().map(ToString::to_string).collect(),

@@ -1,4 +1,4 @@
-//! Every field survives the journey, every wrong one is named, and no bytes are taken on trust.
+//! Tests of wire conversion: round trips of every field, errors that name the invalid one, arbitrary bytes.
 
 mod access;
 mod breaker;
@@ -488,7 +488,7 @@ fn cors() -> impl Strategy<Value = Cors> {
     )
 }
 
-/// A backend of which nothing is edited.
+/// A backend without edits.
 fn plain_backend() -> impl Strategy<Value = WeightedBackend> {
     let backend = (service_name(), 1u16.., any::<u32>());
     backend.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight))

@@ -1,4 +1,4 @@
-//! How requests to a port are treated, as it travels.
+//! Wire conversion of traffic policies.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use super::field::Invalid;
 use super::{balancing, breaker, fault};
 use crate::proto;
 
-/// Absent when nothing is said, so that a port without policies travels as it always did.
+/// Absent without policies, so that the encoding of a port without policies is unchanged.
 pub(super) fn to_wire(treatment: &Treatment) -> Option<proto::Treatment> {
-    // Who does not know hedging, which travels beside it, would find it empty.
+    // A release without hedging, which has a field of its own, would receive an empty message.
     if (Treatment { hedging: None, ..treatment.clone() }).is_empty() {
         return None;
     }
@@ -152,7 +152,7 @@ fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
     }
 }
 
-/// What asks in a way that this version does not know asks nothing.
+/// A probe of an unknown kind is ignored.
 fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Invalid> {
     use proto::health_check::Probe;
     let probe = match wire.probe {
@@ -177,7 +177,7 @@ fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Inva
     }))
 }
 
-/// It stands in the first line of a request.
+/// The path is copied into the request line.
 fn is_path(text: &str) -> bool {
     text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
@@ -247,12 +247,12 @@ fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Inva
     Ok(SermantRemoval { common, rule })
 }
 
-/// 2^64 nanoseconds are 584 years: what is longer has no end that matters.
+/// 2^64 nanoseconds are 584 years: longer durations are the same in practice.
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A millisecond at least: what is divided into windows must not be nothing.
+/// At least a millisecond: a time that is divided into windows must not be zero.
 pub(super) fn time(field: &str, nanoseconds: u64) -> Result<Duration, Invalid> {
     match Duration::from_nanos(nanoseconds) {
         time if time >= Duration::from_millis(1) => Ok(time),

@@ -1,4 +1,4 @@
-//! What the name of a service stands for, as it travels.
+//! Wire conversion of DNS records.
 
 use leno_model::Whereabouts;
 
@@ -22,5 +22,5 @@ pub(super) fn from_wire(wire: proto::Whereabouts) -> Result<Whereabouts, Invalid
     }
 }
 
-/// The most addresses that a name stands for.
+/// The maximum number of addresses of a name.
 pub(crate) const ADDRESSES_OF_NAME_MAX: usize = 64;

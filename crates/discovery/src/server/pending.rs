@@ -1,4 +1,4 @@
-//! Events of one connection for the owner of the mesh: the newest state of each kind, not a queue.
+//! Events of one connection for the mesh owner: the newest state of each kind, not a queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -11,13 +11,13 @@ use crate::key::ChangeId;
 use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal};
 use crate::traffic::Traffic;
 
-/// Everything that the owner has not taken yet. Each part is bounded.
+/// All events that the owner has not taken yet. Each part is bounded.
 #[derive(Debug)]
 pub(super) struct Pending {
     connection: ConnectionId,
     pub(super) desired: Desired,
     listeners: Option<Listeners>,
-    /// The listeners that the owner took last; none before the proxy has named any.
+    /// The listeners that the owner took last; none before the proxy has sent any.
     last_listeners: Option<Listeners>,
     /// The newest report, unless the owner has it.
     report: Option<Box<ProxyReport>>,
@@ -42,7 +42,7 @@ struct Applied {
 pub(super) enum Permitted {
     /// All of them.
     All,
-    /// Those that cost the owner nearly nothing: the budget of the connection is exceeded.
+    /// Events of negligible cost to the owner: the budget of the connection is exceeded.
     Cheap,
 }
 
@@ -63,18 +63,18 @@ impl Pending {
         }
     }
 
-    /// The proxy listens there now. What the owner knows already is not sent again.
+    /// Updates the listeners of the proxy. Known ones are not sent again.
     pub(super) fn listen(&mut self, listeners: &[InboundListener]) {
         let listeners = in_order(listeners);
         self.listeners = (self.last_listeners.as_ref() != Some(&listeners)).then_some(listeners);
     }
 
-    /// The state of the proxy is now this.
+    /// Updates the operational state of the proxy.
     pub(super) fn report_state(&mut self, report: ProxyReport) {
         self.report = (self.last_report != report).then(|| Box::new(report));
     }
 
-    /// The proxy refused these, or they are not sent to it. The newest ones are kept.
+    /// Adds rejected or unsent resources. The newest ones are kept.
     pub(super) fn refuse(&mut self, refusals: Vec<Refusal>) {
         self.refusals.extend(refusals);
         let surplus = self.refusals.len().saturating_sub(REFUSALS_MAX);
@@ -86,7 +86,7 @@ impl Pending {
         self.applied = Some(Applied { change, refused, bytes: before.saturating_add(bytes) });
     }
 
-    /// Gives back what does not fit: one report at a time is kept.
+    /// Adds a report; returns it if another one is pending.
     pub(super) fn report(&mut self, traffic: Box<Traffic>) -> Option<Box<Traffic>> {
         match self.traffic {
             Some(_) => Some(traffic),
@@ -94,7 +94,7 @@ impl Pending {
         }
     }
 
-    /// One request at a time: the session sees to that.
+    /// Adds a certificate request. The session ensures that there is one at a time.
     pub(super) fn certify(&mut self, csr: Vec<u8>, answer: CertificateAnswer) {
         self.certificate = Some((csr, answer));
     }
@@ -110,7 +110,7 @@ impl Pending {
             || permitted == Permitted::All && costly
     }
 
-    /// The next event. Refusals come before the change that was applied in spite of them.
+    /// The next event. Rejections precede the change that was applied despite them.
     pub(super) fn next(&mut self, permitted: Permitted) -> Option<Event> {
         let connection = self.connection;
         if let Some((csr, answer)) = self.certificate.take() {

@@ -1,4 +1,4 @@
-//! A connection after its introduction: one loop that waits, and functions that decide.
+//! A connection after its first message: one event loop, and functions that decide.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,54 +30,54 @@ use crate::traffic::traffic_from_wire;
 use crate::vigil::Vigil;
 use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
 
-/// A connection after its introduction.
+/// A connection after its first message.
 pub(super) struct Session<'a, W> {
     writer: &'a mut FrameWriter<W>,
     publisher: Publisher,
-    /// The state that the owner of the mesh has not taken yet.
+    /// The events that the mesh owner has not taken yet.
     pending: Box<Pending>,
     events: &'a EventSender,
     vigil: Vigil,
-    /// When the delta in flight must have been answered.
+    /// The deadline for the response to the delta in flight.
     answer_by: Option<Instant>,
     renewal: Option<Renewal>,
-    /// When the next certificate request is passed on at the earliest.
+    /// The earliest time to forward the next certificate request.
     renew_from: Instant,
-    /// When the next message about traffic is passed on at the earliest, and the next for a tap.
+    /// Rate limits for forwarded traffic reports, and for tapped requests.
     traffic: Tempo,
     tapped: Tempo,
-    /// Series of messages about traffic that were not passed on.
+    /// The number of series in dropped traffic reports.
     unheard: u32,
-    /// What was last reported as applied.
+    /// The last reported acknowledgement.
     applied: Option<(ChangeId, usize)>,
     /// Bytes of deltas that were not reported yet.
     delta_bytes: u64,
-    /// Whose proxy it is.
+    /// The workload of the proxy.
     workload: WorkloadName,
-    /// Operators who tap; the proxy was told of them, or of none.
+    /// The open taps, last sent to the proxy.
     taps: watch::Receiver<Arc<Vec<OpenTap>>>,
     /// Queries of operators to this proxy.
     queries: Box<StreamQueries>,
 }
 
-/// A certificate request that the owner of the mesh has not answered yet.
+/// A certificate request that the mesh owner has not answered yet.
 struct Renewal {
     id: u64,
     answer: oneshot::Receiver<Result<IssuedBytes, NotIssued>>,
 }
 
-/// How a connection ended.
+/// The end of a connection.
 pub(super) enum Ending {
     /// The proxy closed it.
     Closed,
-    /// The owner of the mesh ended it.
+    /// The mesh owner ended it.
     Goodbye(String),
-    /// Something is wrong.
+    /// An error occurred.
     Failed(ServeError),
 }
 
 impl Ending {
-    /// Tells the proxy, if it can still be told.
+    /// Notifies the proxy, if it is still reachable.
     pub(super) async fn part<W>(self, writer: FrameWriter<W>) -> Result<(), ServeError>
     where
         W: AsyncWrite + Unpin,
@@ -97,7 +97,7 @@ impl Ending {
     }
 }
 
-/// Says goodbye within a bounded time; whether it arrives matters to nobody here.
+/// Sends a goodbye message within a bounded time; its delivery is not ensured.
 pub(super) async fn farewell<W: AsyncWrite + Unpin>(mut writer: FrameWriter<W>, reason: &str) {
     let goodbye = to_proxy::Message::Goodbye(proto::Goodbye { reason: reason.to_owned() });
     let message = proto::ToProxy { message: Some(goodbye) };
@@ -135,7 +135,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// Waits; everything that is decided is decided in the other functions.
+    /// The event loop; all decisions are made in other functions.
     pub(super) async fn run<R: AsyncRead + Unpin>(
         &mut self,
         reader: &mut FrameReader<R>,
@@ -149,7 +149,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             let now = Instant::now();
             let (unread, idle) = (events.budget().reads_at(now), events.budget().works_at(now));
             let permitted = if idle.is_none() { Permitted::All } else { Permitted::Cheap };
-            // A proxy that does not read the answers, or has sent too much, is not read.
+            // A proxy that does not read responses, or has exceeded its budget, is not read.
             let room = unread.is_none() && self.writer.queued() < OUTBOX_BYTES_MAX;
             tokio::select! {
                 frame = read(reader, events.budget()), if room => {
@@ -195,7 +195,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// Passes on what the proxy said before the stream ended.
+    /// Forwards messages of the proxy that arrived before the stream ended.
     pub(super) async fn finish(mut self) {
         while let Some(event) = self.pending.next_after_end() {
             if self.events.send(event).await.is_err() {
@@ -204,8 +204,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// Says how often the control plane wants to hear of traffic. A proxy of a release that does not
-    /// know this takes it for a sign of life.
+    /// Requests traffic reports at this interval. A proxy of a release without them takes the message for a
+    /// keepalive.
     pub(super) fn ask_for_reports(&mut self, every: Duration) -> Result<(), ServeError> {
         let report_every_ms = u32::try_from(every.as_millis()).unwrap_or(u32::MAX);
         self.ping(report_every_ms)
@@ -245,7 +245,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         Ok(())
     }
 
-    /// Keeps a report for the owner of the mesh. One that comes too soon is only counted.
+    /// Stores a report for the mesh owner. A report that arrives too soon is only counted.
     fn traffic(&mut self, wire: proto::Traffic, now: Instant) {
         let mut traffic = Box::new(traffic_from_wire(wire));
         traffic.folded = traffic.folded.saturating_add(self.unheard);
@@ -260,14 +260,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// A sign of life, and all taps that are open; how often traffic is told, unless that is 0.
+    /// Sends a keepalive with all open taps, and with the report interval unless that is 0.
     fn ping(&mut self, report_every_ms: u32) -> Result<(), ServeError> {
         let taps = self.taps.borrow().iter().map(|open| tap_to_wire(&open.tap)).collect();
         self.send(to_proxy::Message::Ping(proto::Ping { report_every_ms, taps }))
     }
 
-    /// What the proxy tells goes to the tap that it is for, if that is still open. What is too much
-    /// is counted, and no more.
+    /// Forwards tapped requests to their tap, if that is still open. Requests over the rate limit are only
+    /// counted.
     fn tapped(&mut self, wire: proto::Tapped, now: Instant) {
         let may = self.tapped.takes(now);
         let proto::Tapped { tap, records, dropped } = wire;
@@ -281,7 +281,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         open.tell(Tapped { workload: self.workload.clone(), records, dropped });
     }
 
-    /// A part of an answer that the control plane has asked for is at the cost of the operator: the proxy gets the
+    /// Handles a part of a response to a query. The operator pays for a requested part: the proxy gets the
     /// units back.
     fn query_answer(&mut self, wire: proto::QueryAnswer) {
         let units = reading_units(wire.part.len());
@@ -295,7 +295,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.publisher.acknowledge(nonce).map(drop).ok_or_else(|| unknown_nonce(nonce))
     }
 
-    /// Passes a certificate request on: one at a time, and not too often, for each is work.
+    /// Forwards a certificate request: one at a time, and at a limited rate, because each is costly.
     fn renew(&mut self, wire: proto::CertificateRequest) -> Result<(), ServeError> {
         if self.renewal.is_some() {
             return Err(ServeError::Malformed(SECOND_RENEWAL.to_owned()));
@@ -325,7 +325,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.send(to_proxy::Message::Certificate(certificate))
     }
 
-    /// Sends the next delta, and notes the change that the proxy has reached.
+    /// Sends the next delta, and records the change that the proxy has reached.
     fn publish(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
             self.answer_by = Some(Instant::now() + ANSWER_WAIT);
@@ -369,24 +369,24 @@ fn lists_from_wire(wire: proto::Services) -> Result<Lists, ServeError> {
     })
 }
 
-/// The cost of reading a message of any kind: its bytes, and a fixed part that bounds the number of
-/// short messages.
+/// The cost of reading a message of any kind: its bytes, and a fixed part that limits the number of short
+/// messages.
 pub(super) fn reading_units(bytes: usize) -> u64 {
     MESSAGE_UNITS.saturating_add((bytes / BYTES_PER_UNIT) as u64)
 }
 
-/// How often messages of one kind are passed on: so many in a time, and some more at once of a proxy
-/// that was held up. Who sends more than that is not heard.
+/// A rate limit for messages of one kind, with a burst for a proxy that was delayed. Messages over the limit
+/// are dropped.
 struct Tempo {
-    /// When the next is at the earliest.
+    /// The earliest time of the next message.
     from: Instant,
     every: Duration,
-    /// How much time may be saved up.
+    /// The burst, as unused time.
     saved: Duration,
 }
 
 impl Tempo {
-    /// Whether one more is passed on now.
+    /// Takes one message; false if it is over the limit.
     fn takes(&mut self, now: Instant) -> bool {
         let takes = self.from <= now;
         if takes {
@@ -397,13 +397,13 @@ impl Tempo {
     }
 }
 
-/// What came of a certificate request.
+/// The result of a certificate request.
 struct Answer {
     id: u64,
     result: Result<IssuedBytes, NotIssued>,
 }
 
-/// Waits for the answer to the request under way; for ever when there is none. Cancel-safe.
+/// Waits for the response to the pending request; forever if there is none. Cancel-safe.
 async fn answered(renewal: &mut Option<Renewal>) -> Answer {
     let Some(Renewal { id, answer }) = renewal else {
         return std::future::pending().await;
@@ -414,7 +414,7 @@ async fn answered(renewal: &mut Option<Renewal>) -> Answer {
     answer
 }
 
-/// Waits for another set of taps; for ever when there will be none.
+/// Waits for a new set of taps; forever if there will be none.
 async fn changed(taps: &mut watch::Receiver<Arc<Vec<OpenTap>>>) {
     if taps.changed().await.is_err() {
         std::future::pending().await
@@ -432,34 +432,33 @@ fn unknown_nonce(nonce: u64) -> ServeError {
     ServeError::Malformed(format!("an answer to delta {nonce}, which is not in flight"))
 }
 
-/// The fixed part: the decryption, the wake-up and the decoding of the shortest message.
+/// The fixed part: decryption, wake-up and decoding of the shortest message.
 const MESSAGE_UNITS: u64 = 16;
 
 /// The bytes that are decrypted and decoded for one unit.
 const BYTES_PER_UNIT: usize = 128;
 
-/// How long a proxy may take to apply a delta.
+/// The deadline for applying a delta.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 
-/// Between two certificate requests of one connection. Certificates live for a second at least
-/// and are renewed at half of that; after a failure proxies wait for twice this long.
+/// The minimum time between two certificate requests of one connection. Certificates live for at least a second
+/// and are renewed after half of that; after a failure proxies wait for twice this long.
 pub(super) const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
-/// Between two messages about traffic, on average: half of what a proxy that keeps to the contract
-/// waits at least.
+/// The average minimum time between two traffic reports: half of the minimum that the protocol allows proxies.
 const TRAFFIC_INTERVAL_MIN: Duration = Duration::from_millis(500);
 
-/// How much of that time may be saved up.
+/// The burst of traffic reports, as unused time.
 const TRAFFIC_BURST: Duration = Duration::from_secs(2);
 
-/// Between two messages for taps, on average: a proxy sends one in a tenth of a second for each tap,
-/// and more only of those who are told of thousands of requests in a second.
+/// The average minimum time between two messages for taps: a proxy sends one per tenth of a second for each
+/// tap, and more only for taps of thousands of requests per second.
 const TAPPED_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
-/// How much of that time may be saved up.
+/// The burst of tap messages, as unused time.
 const TAPPED_BURST: Duration = Duration::from_secs(1);
 
-/// How long a proxy is given to read the last message.
+/// The maximum time for sending the last message.
 pub(super) const FAREWELL_WAIT: Duration = Duration::from_secs(2);
 
 const SECOND_RENEWAL: &str = "a certificate request before the one before it was answered";

@@ -1,4 +1,4 @@
-//! Both ends over a stream in memory, with the owner of the mesh as a script.
+//! Tests of both ends over a stream in memory, with a scripted mesh owner.
 
 mod flood;
 mod lists;
@@ -28,7 +28,7 @@ use crate::vigil::SILENCE_MAX;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
 
-/// The owner of the mesh, as far as one connection is concerned.
+/// The mesh owner of a single connection.
 struct Owner {
     events: mpsc::Receiver<Queued>,
 }
@@ -41,7 +41,7 @@ impl Owner {
         }
     }
 
-    /// The next event. Its turn is over at once.
+    /// The next event. Its turn ends at once.
     async fn event(&mut self) -> Option<Event> {
         self.events.recv().await.map(|queued| queued.event)
     }
@@ -54,7 +54,7 @@ impl Owner {
     }
 }
 
-/// An event in a few words.
+/// An event as a short text.
 fn text(event: &Event) -> String {
     match event {
         Event::Connected(_) => "connected".into(),
@@ -87,7 +87,7 @@ fn text(event: &Event) -> String {
     }
 }
 
-/// A queue to the owner, and the sending end of one connection with a budget of its own.
+/// A queue to the owner, and the sending end of one connection with its own budget.
 fn queue() -> (EventSender, mpsc::Receiver<Queued>) {
     let (queue, events) = event_queue(16);
     (queue.connect(Arc::new(Budget::new(Instant::now()))), events)
@@ -100,7 +100,7 @@ fn serving() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStre
     (serve(near, CONNECTION, sender, None, Operators::new(1)), Owner { events }, far)
 }
 
-/// A proxy that has something to tell each time it is asked, but for the second.
+/// A proxy with a traffic report at each call except the second.
 struct Busy {
     asked: u32,
 }
@@ -174,7 +174,7 @@ async fn a_control_plane_that_does_not_ask_is_told_nothing() {
     let client = follow(far, hello(), &mut subscriber, &mut queue, &mut busy);
     let script = async {
         let standing = owner.connected().await.standing;
-        // Pings go both ways meanwhile, and none of them asks for anything.
+        // Meanwhile both ends send pings without payload.
         sleep(SILENCE_MAX * 3).await;
         standing.send_replace(Standing::Goodbye("enough".to_owned()));
         owner.next().await
@@ -258,7 +258,7 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
         requests.send(Request::Renew { csr: vec![9], answer }).await.unwrap();
         match owner.event().await.unwrap() {
             Event::Certify { connection: CONNECTION, csr, answer } if csr == [9] => {
-                // Without a result, the owner forgets the question.
+                // Without a result, the owner drops the request.
                 if let Some(result) = result {
                     answer.send(result).unwrap();
                 }
@@ -339,11 +339,11 @@ async fn idle_streams_live_on_pings() {
     assert!(matches!(followed, FollowError::Stopped), "{followed}");
 }
 
-/// Plays a proxy that says these bytes and then nothing, and reads what it is told.
+/// Sends these bytes as a proxy, then stays silent, and reads the responses.
 async fn against(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
     let (server, mut owner, mut far) = serving();
     let proxy = async {
-        // A server that has hung up reads no more.
+        // A server that has hung up does not read anymore.
         far.write_all(bytes).await.ok();
         let mut told = Vec::new();
         tokio::io::AsyncReadExt::read_to_end(&mut far, &mut told).await.ok();
@@ -443,7 +443,7 @@ async fn certificate_requests_in_quick_succession_are_refused() {
         for (id, passed_on) in [(1, true), (2, false), (3, true)] {
             write.write_all(&renewal(id)).await.unwrap();
             if passed_on {
-                // The owner forgets the question, which is an answer.
+                // The owner drops the request, which is a response.
                 assert_eq!(owner.next().await, "certify [9]");
             }
             let frame = reader.next().await.unwrap().unwrap();
@@ -470,7 +470,7 @@ async fn a_proxy_that_asks_and_never_reads_is_not_listened_to() {
         let _connected = owner.connected().await;
         far.write_all(&renewal(0)).await.unwrap();
         assert_eq!(owner.next().await, "certify [9]");
-        // The answer is on its way; from now on each request is refused, which is an answer too.
+        // The response is being sent; from now on each request is rejected, which is a response too.
         sleep(RENEWAL_INTERVAL_MIN / 2).await;
         let flood = async {
             while asked < REQUESTS {

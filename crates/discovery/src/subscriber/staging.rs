@@ -1,4 +1,4 @@
-//! A delta, decoded, and the services as they would be with it.
+//! A decoded delta, and the services that result from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::key::ResourceKey;
 use crate::message::{Delta, Refusal, Update};
 use crate::resource::Resource;
 
-/// A delta, decoded. Removals come before what is new.
+/// A decoded delta. Removals are applied before additions.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     plan: Option<Arc<WorkloadPlan>>,
@@ -22,12 +22,12 @@ pub(super) struct Staging {
     views: BTreeMap<ServiceName, ServiceView>,
     gone: BTreeSet<ServiceName>,
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
-    /// `None` for those that nobody asks for any more.
+    /// `None` for unsubscribed ones.
     addresses: BTreeMap<IpAddr, Option<Arc<Occupant>>>,
     names: BTreeMap<ServiceName, Option<Arc<Whereabouts>>>,
 }
 
-/// Endpoints of one service by port and workload; `None` for those that are gone.
+/// Endpoints of one service by port and workload; `None` for removed ones.
 type EndpointChanges = BTreeMap<(u16, WorkloadName), Option<Arc<Endpoint>>>;
 
 impl Staging {
@@ -50,14 +50,14 @@ impl Staging {
         if refusals.is_empty() { Ok(staging) } else { Err(refusals) }
     }
 
-    /// The plan as it would be; the same as before when it is equal.
+    /// The resulting plan; the previous one if it is equal.
     pub(super) fn plan(&self, before: Option<&Update>) -> Option<Arc<WorkloadPlan>> {
         let before = before.map(|before| &before.snapshot.plan);
         let new = self.plan.as_ref().filter(|new| before.is_none_or(|before| before != *new));
         new.or(before).cloned()
     }
 
-    /// What is at addresses as it would be; `None` when nothing differs.
+    /// The resulting address entries; `None` without changes.
     pub(super) fn addresses(
         &self,
         before: Option<&Update>,
@@ -65,7 +65,7 @@ impl Staging {
         answers(&self.addresses, before.map(|before| &before.snapshot.addresses))
     }
 
-    /// What names stand for as it would be; `None` when nothing differs.
+    /// The resulting DNS records; `None` without changes.
     pub(super) fn names(
         &self,
         before: Option<&Update>,
@@ -73,7 +73,7 @@ impl Staging {
         answers(&self.names, before.map(|before| &before.snapshot.names))
     }
 
-    /// The services as they would be, all references checked; `None` when none differs.
+    /// The resulting services, with all references checked; `None` without changes.
     pub(super) fn services(
         &self,
         before: Option<&Update>,
@@ -100,7 +100,7 @@ impl Staging {
         if refusals.is_empty() { Ok(differs.then_some(services)) } else { Err(refusals) }
     }
 
-    /// Notes that a resource is gone, or says why it cannot go.
+    /// Records the removal of a resource, or returns the reason that it cannot be removed.
     fn remove(&mut self, key: &ResourceKey) -> Option<Refusal> {
         match key {
             ResourceKey::Plan => {
@@ -148,7 +148,7 @@ impl Staging {
         self.views.keys().chain(self.endpoints.keys()).collect()
     }
 
-    /// A service with its endpoints as they would be; `None` when there is no such service.
+    /// The resulting service with its endpoints; `None` if there is no such service.
     fn rebuilt(
         &self,
         name: &ServiceName,
@@ -169,7 +169,7 @@ impl Staging {
         let mut endpoints: BTreeMap<_, _> = kept.collect();
         for (place, change) in changes {
             match change {
-                // An equal endpoint stays the one that it was.
+                // An equal endpoint keeps its `Arc`.
                 Some(new) if endpoints.get(place).is_some_and(|old| *old == new) => {}
                 Some(new) => {
                     endpoints.insert(place.clone(), new);
@@ -188,7 +188,7 @@ impl Staging {
         Some(view)
     }
 
-    /// Every backend of every rule must be held or be said to be absent.
+    /// Checks that every backend of every rule is held or known to be absent.
     fn check_backends(
         &self,
         services: &BTreeMap<ServiceName, Arc<ServiceView>>,
@@ -222,7 +222,7 @@ impl Staging {
     }
 }
 
-/// Answers as they would be with what is new and what is gone; `None` when nothing differs.
+/// The resulting map after additions and removals; `None` without changes.
 fn answers<K: Ord + Clone, A: PartialEq>(
     news: &BTreeMap<K, Option<Arc<A>>>,
     old: Option<&BTreeMap<K, Arc<A>>>,
@@ -235,7 +235,7 @@ fn answers<K: Ord + Clone, A: PartialEq>(
     let mut answers = old.cloned().unwrap_or_default();
     for (key, new) in news {
         match new {
-            // An equal one stays the one that it was.
+            // An equal value keeps its `Arc`.
             Some(new) if answers.get(key) == Some(new) => {}
             Some(new) => drop(answers.insert(key.clone(), Arc::clone(new))),
             None => drop(answers.remove(key)),
@@ -260,7 +260,7 @@ fn misplaced(endpoint: &Endpoint, reason: &str) -> Refusal {
     }
 }
 
-/// The first route of a service that leads to this backend.
+/// The first route of a service that forwards to this backend.
 fn leading_to(view: &ServiceView, backend: &ServiceName) -> Option<ObjectKey> {
     let mut ports = view.ports.values();
     ports.find_map(|port| {

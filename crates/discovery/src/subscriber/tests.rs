@@ -1,4 +1,4 @@
-//! A delta is applied whole or refused whole, and what it does not touch stays the same.
+//! Tests of the subscriber: a delta is applied or rejected as a whole, and unaffected resources stay the same.
 
 use super::*;
 use crate::fixture::{endpoint, named, route, service, update, world};
@@ -15,7 +15,7 @@ fn delta(upserts: Vec<Upsert>, removed: Vec<ResourceKey>) -> Delta {
     Delta { nonce: 1, change: ChangeId(2), whole: true, upserts, removed, absent: None }
 }
 
-/// What the control plane would send to get from what a subscriber holds to this.
+/// The delta that the control plane would send to a subscriber for this update.
 fn towards(subscriber: &Subscriber, update: Update) -> Delta {
     let mut publisher = Publisher::new(subscriber.held());
     publisher.offer(update);

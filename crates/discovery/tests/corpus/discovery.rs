@@ -1,4 +1,4 @@
-//! Properties of both ends of a discovery stream, for any bytes of the other end.
+//! Properties of both ends of a discovery stream, for arbitrary bytes from the other end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -16,8 +16,8 @@ use leno_model::{
 use tokio::io::{join, sink};
 use tokio::sync::{mpsc, watch};
 
-/// The first byte selects the reader; the rest is its stream, or messages with two bytes of length
-/// each, or the content of a stored world.
+/// The first byte selects the reader; the rest is its stream, or messages with two bytes of length each, or the
+/// content of a stored configuration.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((reader, rest)) = bytes.split_first() else { return };
     match reader % 5 {
@@ -29,8 +29,8 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// The stream of a proxy ends, with an error that has a text or without one. Each event is of that
-/// connection, and of no more than the limits allow.
+/// The stream of a proxy ends, with an error message or without an error. Every event belongs to that
+/// connection, and stays within the limits.
 fn control_plane_reads(stream: &[u8]) {
     complete(async {
         let (events, mut received) = event_queue(1);
@@ -85,14 +85,14 @@ fn check_event(event: Event) {
             );
         }
         Event::Certify { answer, .. } => {
-            // A proxy that waits for the answer may be gone.
+            // The proxy may be gone.
             answer.send(Err("not here".into())).ok();
         }
         _ => {}
     }
 }
 
-/// A proxy accepts no world that it could not read back from its disk after a restart.
+/// A proxy accepts no configuration that it could not read back from its disk after a restart.
 fn proxy_reads(stream: &[u8]) {
     let mut subscriber = Subscriber::new();
     complete(async {
@@ -110,7 +110,7 @@ fn proxy_reads(stream: &[u8]) {
     }
 }
 
-/// A stored world is rejected, or stored again as it was understood.
+/// A stored configuration is rejected, or its decoded form is stored again.
 fn proxy_restarts(content: &[u8]) {
     let stored = [MARK, &Version::of(content).0.to_be_bytes(), content].concat();
     if let Ok(subscriber) = Subscriber::from_bytes(&stored) {
@@ -118,7 +118,7 @@ fn proxy_restarts(content: &[u8]) {
     }
 }
 
-/// True if a proxy accepts the stored world of an input.
+/// True if a proxy accepts the stored configuration of an input.
 pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     let content = &bytes[1..];
     let stored = [MARK, &Version::of(content).0.to_be_bytes(), content].concat();
@@ -131,7 +131,7 @@ fn read_back(update: &Update) {
     assert_eq!(again.update(), Some(update));
 }
 
-/// Messages of at most 64 KiB, with four bytes of length each; the last takes what is left.
+/// Messages of at most 64 KiB, with four bytes of length each; the last one contains the rest.
 pub(crate) fn framed(mut rest: &[u8]) -> Vec<u8> {
     let mut stream = Vec::with_capacity(rest.len() * 2);
     while let Some((length, behind)) = rest.split_first_chunk::<2>() {
@@ -168,7 +168,7 @@ fn hello() -> Hello {
     }
 }
 
-/// The smallest world.
+/// The smallest configuration.
 fn world() -> Update {
     let plan = WorkloadPlan::bare(
         workload(),
@@ -191,5 +191,5 @@ fn workload() -> WorkloadName {
 }
 
 const CONNECTION: ConnectionId = ConnectionId(1);
-/// The beginning of a stored world.
+/// The magic number of a stored configuration.
 const MARK: &[u8] = b"lenowld\x01";

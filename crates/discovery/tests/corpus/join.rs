@@ -1,4 +1,4 @@
-//! Properties of joins, for any bytes of a client without a certificate and of a server.
+//! Properties of joins, for arbitrary bytes from a client without a certificate and from a server.
 
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::discovery::{complete, framed};
 
-/// The first byte selects the reader; the rest is what it reads.
+/// The first byte selects the reader; the rest is its input.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((reader, rest)) = bytes.split_first() else { return };
     match reader % 5 {
@@ -25,7 +25,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// A join is malformed, or asks once for one certificate.
+/// A join is malformed, or requests exactly one certificate.
 fn control_plane_reads(stream: &[u8]) {
     complete(async {
         let (events, mut received) = event_queue(1);
@@ -58,7 +58,7 @@ fn proxy_reads(stream: &[u8]) {
     });
 }
 
-/// No token is accepted where none was made.
+/// No token is accepted that was not issued.
 fn check_token(token: &str, workload: &WorkloadName) {
     let (_, tokens) = authority();
     let redeemed = tokens.redeem(token, workload, SystemTime::now());
@@ -81,7 +81,7 @@ pub(crate) fn is_request(bytes: &[u8]) -> bool {
     CertificateRequest::from_der(&bytes[1..]).is_ok()
 }
 
-/// A token file is rejected, or says the same when it is written again.
+/// A token file is rejected, or is unchanged after parsing and writing it.
 fn check_bundle(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     if let Ok(bundle) = JoinBundle::parse(&text) {

@@ -1,4 +1,4 @@
-//! Whole lines, and what must never be in one.
+//! Tests of whole lines, and of contents that must never occur in one.
 
 use super::*;
 

@@ -1,14 +1,15 @@
-//! Metrics of somebody else, looked at before they stand beside ours: one bad line would cost all.
+//! Validation of an application's metrics before they are exposed with ours: one invalid line would invalidate
+//! the whole page.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::names::{self, Metric};
 
-/// Why metrics of somebody else cannot stand beside ours.
+/// The reason that an application's metrics are rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfit {
-    /// The number of the first bad line, from 1.
+    /// The number of the first invalid line, from 1.
     pub line: usize,
 }
 
@@ -20,11 +21,11 @@ impl fmt::Display for Unfit {
 
 impl std::error::Error for Unfit {}
 
-/// The lines of a page in the Prometheus text format 0.0.4, without those whose names are ours: a
-/// scraper would take one for the other. Comments that say nothing about a metric are left out.
+/// The lines of a page in the Prometheus text format 0.0.4, without those with names of our metrics: a scraper
+/// would confuse them. Comments that do not describe a metric are removed.
 ///
 /// # Errors
-/// [`Unfit`] for the first line that is not of the format: then nothing of the page is taken.
+/// [`Unfit`] for the first invalid line: then the whole page is rejected.
 pub fn adopted(page: &str) -> Result<String, Unfit> {
     let ours: BTreeSet<&str> = names::metrics().map(|Metric { name, .. }| *name).collect();
     let is_ours = |name: &str| {
@@ -52,7 +53,7 @@ pub fn adopted(page: &str) -> Result<String, Unfit> {
     Ok(out)
 }
 
-/// The name that a comment is about, if it is about one: `HELP` and `TYPE` have to name one.
+/// The name in a comment that describes a metric: `HELP` and `TYPE` must contain one.
 fn about(comment: &str) -> Option<Option<&str>> {
     let mut words = comment.split_ascii_whitespace();
     let word = words.next()?;
@@ -68,13 +69,13 @@ fn about(comment: &str) -> Option<Option<&str>> {
     }
 }
 
-/// The name of a line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`.
+/// Parses the name of a line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`.
 fn sample(line: &str) -> Option<&str> {
     let end = line.find(|character: char| !is_part(character)).unwrap_or(line.len());
     let (name, rest) = line.split_at_checked(end)?;
     let rest = match rest.trim_start_matches([' ', '\t']).strip_prefix('{') {
         Some(labels) => after_labels(labels)?,
-        // Something has to stand between.
+        // A separator is required.
         None => rest.strip_prefix([' ', '\t'])?,
     };
     let mut words = rest.split_ascii_whitespace();
@@ -87,7 +88,7 @@ fn sample(line: &str) -> Option<&str> {
     fits.then_some(name)
 }
 
-/// What follows the labels of a line, behind the brace that ends them.
+/// The rest of a line after its labels and the closing brace.
 fn after_labels(mut rest: &str) -> Option<&str> {
     loop {
         rest = rest.trim_start_matches([' ', '\t']);
@@ -109,13 +110,13 @@ fn after_labels(mut rest: &str) -> Option<&str> {
     }
 }
 
-/// What follows the quote that ends a value.
+/// The rest of a line after the quote that ends a value.
 fn after_value(value: &str) -> Option<&str> {
     let mut escaped = false;
     for (index, character) in value.char_indices() {
         match character {
             _ if escaped => {
-                // Others are kept as they are by some readers, and refused by others.
+                // Some parsers keep other escapes, and others reject them.
                 if !matches!(character, '\\' | '"' | 'n') {
                     return None;
                 }
@@ -139,7 +140,7 @@ fn is_part(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | ':')
 }
 
-/// What Rust takes for a number, but for the words that other readers do not know.
+/// True for numbers in Rust's syntax, without the words that other parsers do not support.
 fn is_decimal(word: &str) -> bool {
     let known = |character: char| character.is_ascii_digit() || "+-.eE".contains(character);
     word.chars().all(known) && word.parse::<f64>().is_ok()

@@ -1,4 +1,4 @@
-//! Names that dashboards of OSM, osm-edge and FSM ask for, filled from what is counted here.
+//! Aliases: metric names that dashboards of OSM, osm-edge and FSM query.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -12,25 +12,25 @@ use crate::telemetry::Telemetry;
 
 use super::escaped;
 
-/// In whose words metrics are exposed, beside ours.
+/// A product with alias names, exposed in addition to ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
-    /// OSM: those of Envoy, and `osm_request_…`.
+    /// OSM: names of Envoy, and `osm_request_…`.
     Osm,
-    /// osm-edge and FSM: those of Pipy, and `fsm_request_…`.
+    /// osm-edge and FSM: names of Pipy, and `fsm_request_…`.
     Fsm,
 }
 
 impl Names {
-    /// The words of the query `names`.
+    /// The values of the query parameter `names`.
     pub const ALL: [(&'static str, Self); 2] = [("osm", Self::Osm), ("fsm", Self::Fsm)];
 
-    /// What a query asks for by `names=…`, if it does; what is not known is said.
+    /// Parses the query parameter `names`, if present.
     ///
     /// # Errors
-    /// A text for whoever asked.
+    /// A message for the client, if the value is unknown.
     pub fn asked(query: &str) -> Result<Option<Self>, String> {
-        // Whoever scrapes may add what it likes.
+        // Scrapers may add other parameters.
         let named = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
         let Some(named) = named else { return Ok(None) };
         let known = Self::ALL.iter().find(|(word, _)| *word == named);
@@ -38,7 +38,7 @@ impl Names {
         known.map(|(_, names)| Some(*names)).ok_or_else(unknown)
     }
 
-    /// The prefix of what a sidecar counts.
+    /// The prefix of sidecar metrics.
     const fn sidecar(self) -> &'static str {
         match self {
             Self::Osm => "envoy",
@@ -46,7 +46,7 @@ impl Names {
         }
     }
 
-    /// The prefix of what the product adds, and of all that its control plane counts.
+    /// The prefix of the product's own metrics, and of all metrics of its control plane.
     #[must_use]
     pub const fn mesh(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Names {
     }
 }
 
-/// One alias: what it is called without a prefix, and what it is here.
+/// One alias: its name without a prefix, and its meaning here.
 pub(crate) struct Alias {
     pub(crate) name: &'static str,
     pub(crate) means: &'static str,
@@ -124,7 +124,7 @@ const fn alias(name: &'static str, means: &'static str) -> Alias {
     Alias { name, means }
 }
 
-/// What one client counted of one port of a service.
+/// The metrics of one client for one port of a service.
 #[derive(Default)]
 struct Cluster {
     requests: u64,
@@ -152,8 +152,8 @@ impl Cluster {
     }
 }
 
-/// Appends the aliases: always in the text format 0.0.4, since these names do not keep to the rules of
-/// OpenMetrics. `workload` is whose sidecar this is, its namespace and its name.
+/// Appends the aliases: always in the text format 0.0.4, because these names violate the rules of OpenMetrics.
+/// `workload` is the namespace and name of the sidecar's workload.
 pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str), out: &mut String) {
     let mut clusters: BTreeMap<(String, u16), Cluster> = BTreeMap::new();
     let mut limited: BTreeMap<String, u64> = BTreeMap::new();
@@ -220,7 +220,7 @@ impl Page<'_> {
         }
     }
 
-    /// What the product itself adds: requests and how long they took, as the client saw it.
+    /// The product's own metrics: requests and their durations, as seen by the client.
     fn requests(
         &mut self,
         clusters: &BTreeMap<(String, u16), Cluster>,
@@ -232,7 +232,7 @@ impl Page<'_> {
             self.word(name),
             self.word(name)
         );
-        // Of a service there is one line, whatever its ports.
+        // One line per service, for all its ports.
         let mut services: BTreeMap<&str, Cluster> = BTreeMap::new();
         for ((service, _), cluster) in clusters {
             let sum = services.entry(service).or_default();
@@ -270,7 +270,7 @@ impl Page<'_> {
         }
     }
 
-    /// Both products name the limiter of HTTP, each in its way.
+    /// The products have different names for the HTTP rate limiter.
     fn limited_http(&mut self, count: u64) {
         let (name, labels) = match self.names {
             Names::Osm => ("envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited", ""),
@@ -312,7 +312,7 @@ pub(crate) fn rows() -> impl Iterator<Item = (String, &'static str)> {
     clusters.chain(OF_SIDECAR.iter().map(|(alias, _)| (alias.name.to_owned(), alias.means)))
 }
 
-/// The rest of what sidecars of others count, without a prefix, and why it is not here.
+/// The other sidecar metrics of these products, without a prefix, and the reason that they are absent here.
 pub(crate) const ABSENT: &[(&str, &str)] = &[
     (
         "cluster_upstream_rq_retry_success",
@@ -343,13 +343,13 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("cluster_external_upstream_rq_completed", "as above"),
 ];
 
-/// How the labels of limits of byte streams end.
+/// The suffix of the rate limit labels of byte streams.
 const LIMITED_TCP: &str = "_tcp.rate_limited";
 
-/// The class of what was not answered.
+/// The class of requests without a response.
 const NONE: &str = StatusClass::None.label();
 
-/// In milliseconds from 1 to an hour, as both products have them.
+/// In milliseconds from 1 to an hour, as in both products.
 const LIMITS: [Duration; 17] = [
     Duration::from_millis(1),
     Duration::from_millis(5),

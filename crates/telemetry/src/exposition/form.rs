@@ -1,18 +1,18 @@
-//! In which of two formats metrics are exposed, and how whoever scrapes says so.
+//! Exposition formats, and their negotiation with scrapers.
 
 use crate::names::{Kind, Metric};
 
-/// A format of exposition.
+/// An exposition format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// The Prometheus text format 0.0.4.
     Prometheus,
-    /// OpenMetrics 1.0, which has exemplars.
+    /// OpenMetrics 1.0, which supports exemplars.
     OpenMetrics,
 }
 
 impl Form {
-    /// What an `Accept` header asks for: OpenMetrics where it is named and not refused.
+    /// Selects the format for an `Accept` header: OpenMetrics if it is listed and not excluded.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
         let names = |range: &str| {
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn whoever_asks_for_openmetrics_gets_it() {
         for (accept, form) in [
-            // As Prometheus 2.42 asks.
+            // The request header of Prometheus 2.42.
             (
                 "application/openmetrics-text;version=1.0.0,\
                  application/openmetrics-text;version=0.0.1;q=0.75,\

@@ -1,4 +1,4 @@
-//! The whole page, as a scraper sees it.
+//! Tests of the whole page, as a scraper receives it.
 
 use std::time::Duration;
 

@@ -1,19 +1,19 @@
-//! Histograms that are small because few of their buckets are in use: what travels and is kept.
+//! Sparse histograms for transfer and storage.
 
 use std::time::Duration;
 
 use super::{BUCKETS, representative};
 
-/// Buckets of a [`Histogram`](super::Histogram) that are in use, each with a count: a few dozen
-/// entries where all buckets would take two KiB.
+/// The non-empty buckets of a [`Histogram`](super::Histogram) with their counts: a few dozen entries instead of
+/// two KiB for all buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SparseHistogram {
-    /// By number of the bucket, ascending, none empty.
+    /// By bucket number, ascending, without empty ones.
     buckets: Vec<(u8, u32)>,
 }
 
 impl SparseHistogram {
-    /// Adds to a bucket. One beyond the last counts as the last, and counts stop at their maximum.
+    /// Adds to a bucket. A number beyond the last bucket counts as the last, and counts saturate.
     pub fn add(&mut self, bucket: u8, count: u64) {
         let bucket = bucket.min(LAST);
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -30,25 +30,25 @@ impl SparseHistogram {
         }
     }
 
-    /// Adds all that the other counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (bucket, count) in &other.buckets {
             self.add(*bucket, u64::from(*count));
         }
     }
 
-    /// The buckets in use, ascending, and what fell into each.
+    /// The non-empty buckets with their counts, ascending.
     pub fn buckets(&self) -> impl Iterator<Item = (u8, u32)> + '_ {
         self.buckets.iter().copied()
     }
 
-    /// How many durations were counted.
+    /// The number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| u64::from(*count)).sum()
     }
 
-    /// The bucket of the duration that this share of all, from 0 to 1, did not exceed; none when
+    /// The bucket of the duration that a share of all durations, from 0 to 1, does not exceed; `None` when
     /// empty.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<u8> {
@@ -74,13 +74,13 @@ impl FromIterator<(u8, u64)> for SparseHistogram {
     }
 }
 
-/// The duration that stands for a bucket.
+/// The representative duration of a bucket.
 #[must_use]
 pub fn bucket_duration(bucket: u8) -> Duration {
     representative(usize::from(bucket.min(LAST)))
 }
 
-/// The number of the last bucket: all of them fit in a byte.
+/// The number of the last bucket: all numbers fit in a byte.
 const LAST: u8 = (BUCKETS - 1) as u8;
 
 #[cfg(test)]

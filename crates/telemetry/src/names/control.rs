@@ -1,4 +1,4 @@
-//! The metrics of the control plane, in one table.
+//! The table of all metrics of the control plane.
 
 use super::{Kind, Metric};
 
@@ -14,7 +14,7 @@ macro_rules! table {
             };
         )+
 
-        /// All of them, in the order of the exposition and of the documents.
+        /// All metrics, in the order of the exposition and of the documents.
         pub const METRICS: &[Metric] = &[$($name,)+];
     };
 }
@@ -76,18 +76,18 @@ table! {
         "Points of metrics that were pushed to a collector, by what became of them.";
 }
 
-/// What control planes of OSM, osm-edge and FSM count that is the same here.
+/// A control plane metric of OSM, osm-edge and FSM with an equivalent here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControlAlias {
     /// Its name there, without the prefix of the product.
     pub name: &'static str,
-    /// How it behaves there.
+    /// Its kind there.
     pub kind: Kind,
-    /// What it is here.
+    /// Its meaning here.
     pub means: &'static str,
 }
 
-/// All of them, in the order of the exposition.
+/// All aliases, in the order of the exposition.
 pub const ALIASES: &[ControlAlias] = &[
     alias("proxy_connect_count", Kind::Gauge, "`leno_control_proxies`"),
     alias("cert_issued_count", Kind::Counter, "`leno_control_certificates_total`"),
@@ -125,7 +125,7 @@ const fn alias(name: &'static str, kind: Kind, means: &'static str) -> ControlAl
     ControlAlias { name, kind, means }
 }
 
-/// The rest of what they count, and why it is not here.
+/// Their other metrics, and the reason that they are absent here.
 pub(crate) const ABSENT: &[(&str, &str)] = &[
     (
         "k8s_api_event_count",

@@ -1,8 +1,8 @@
-//! The document about all metrics, `docs/metrics.md`: what stands around its tables.
+//! The document about all metrics, `docs/metrics.md`: the text around its tables.
 
 use super::{Metric, control, metrics};
 
-/// The document about all metrics, `docs/metrics.md`.
+/// Renders the document about all metrics, `docs/metrics.md`.
 #[must_use]
 pub fn render() -> String {
     let mut out = PREFACE.to_owned();
@@ -25,7 +25,7 @@ pub fn render() -> String {
     out
 }
 
-/// What others count and nobody here.
+/// Renders the metrics of other products that are absent here.
 fn absent(out: &mut String, names: &[(&str, &str)]) {
     out.push_str("| not here | because |\n|---|---|\n");
     for (name, reason) in names {

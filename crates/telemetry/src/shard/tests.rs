@@ -1,4 +1,4 @@
-//! Shards alone, in bounds, and on two threads with a reader between them.
+//! Tests of shards: a single one, its limits, and two threads with a concurrent reader.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ fn shards_are_summed_and_outlive_their_thread() {
         shard.connection_opened(ConnectionSide::Downstream);
         shard.add(Count::Retries, 2);
     }
-    // What one shard opened another may close.
+    // A connection that one shard opened may be closed by another.
     one.connection_closed(ConnectionSide::Downstream);
     one.connection_closed(ConnectionSide::Downstream);
     drop((one, two));
@@ -102,7 +102,7 @@ fn too_many_series_are_counted_together() {
         one.record(series, &outcome(200, None));
     }
     assert_eq!(telemetry.count(Count::SeriesFolded), 7);
-    // Known labels stay themselves, on another shard too; new ones join the others.
+    // Known labels keep their series, on another shard too; new ones join the overflow series.
     let series = two.series(&labels("s0"));
     two.record(series, &outcome(200, None));
     let series = two.series(&labels("unheard-of"));

@@ -1,4 +1,4 @@
-//! What a request's headers say about its trace.
+//! Trace context in the headers of a received request.
 
 use std::num::{NonZeroU64, NonZeroU128};
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::hexadecimal;
 use super::{Context, Decision, Forms, SpanId, TraceId};
 
-/// The headers of a request that carry a context, as they were found.
+/// The received headers with a trace context.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Carrier<'a> {
     traceparent: Found<'a>,
@@ -19,13 +19,13 @@ pub struct Carrier<'a> {
     has_state: bool,
 }
 
-/// A field of which there should be one.
+/// A header that should occur once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Found<'a> {
     #[default]
     Nothing,
     One(&'a [u8]),
-    /// Nobody can say which of them counts.
+    /// An ambiguous header that occurs several times.
     Several,
 }
 
@@ -50,7 +50,7 @@ impl<'a> Found<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    /// Looks at one field of a head; most are told apart by their lengths.
+    /// Records a header of the request; most are distinguished by their lengths.
     #[inline]
     pub fn note(&mut self, name: &[u8], value: &'a [u8]) {
         let is = |known: &[u8]| name.eq_ignore_ascii_case(known);
@@ -67,7 +67,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// What was brought; `None` when that is nothing, or nothing that can be understood.
+    /// Parses the context; `None` if there is none, or no valid one.
     #[must_use]
     pub fn context(&self) -> Option<Context> {
         let w3c = self.traceparent.only().and_then(traceparent);
@@ -75,7 +75,7 @@ impl<'a> Carrier<'a> {
         w3c.or_else(single).or_else(|| self.b3_multi())
     }
 
-    /// In which forms something was brought, understood or not.
+    /// The propagation formats of the received headers, valid or not.
     #[must_use]
     pub fn forms(&self) -> Forms {
         let several = [self.trace_id, self.span_id, self.sampled, self.flags];
@@ -86,8 +86,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// B3 in several headers: `X-B3-Flags: 1` is debug and stands above `X-B3-Sampled`.
-    /// The names of at least those fields that are here, but for a `tracestate` that is kept.
+    /// The names of at least the received headers, except for a `tracestate` that is kept.
     pub(super) fn names(&self, keeps_state: bool) -> &'static [&'static str] {
         let forms = self.forms();
         let b3 = forms.b3 || forms.b3_multi || self.has_parent_span;
@@ -99,10 +98,11 @@ impl<'a> Carrier<'a> {
         }
     }
 
+    /// Parses B3 in several headers: `X-B3-Flags: 1` is debug and overrides `X-B3-Sampled`.
     fn b3_multi(&self) -> Option<Context> {
         let decision = match (self.flags.only(), self.sampled.only()) {
             (Some(b"1"), _) => Decision::Debug,
-            // Old tracers wrote words.
+            // Older tracers wrote words.
             (_, Some(b"1" | b"true")) => Decision::Sampled,
             (_, Some(b"0" | b"false")) => Decision::NotSampled,
             _ => Decision::Deferred,
@@ -117,8 +117,8 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// W3C §3.2: `version-traceid-parentid-flags`, in lower case. Of versions to come, what is known of
-/// this one is read (§4.3).
+/// Parses W3C §3.2: `version-traceid-parentid-flags`, in lower case. Of future versions, the part known from
+/// this one is parsed (§4.3).
 fn traceparent(value: &[u8]) -> Option<Context> {
     let (known, rest) = value.split_at_checked(TRACEPARENT_BYTES)?;
     let part = |places: Range<usize>| known.get(places);
@@ -140,7 +140,7 @@ fn traceparent(value: &[u8]) -> Option<Context> {
     Some(Context { ids, decision, is_narrow: false, is_w3c: true })
 }
 
-/// `traceid-spanid-sampled-parentid`, of which the last two may be absent; or only `sampled`.
+/// Parses `traceid-spanid-sampled-parentid`, of which the last two may be absent; or only `sampled`.
 fn b3(value: &[u8]) -> Option<Context> {
     let decided = |text: &[u8]| match text {
         b"1" => Some(Decision::Sampled),
@@ -178,7 +178,7 @@ fn span(text: &[u8]) -> Option<SpanId> {
     Some(SpanId(NonZeroU64::new(u64::try_from(id).ok()?)?))
 }
 
-/// Fields that say where in a trace a request is.
+/// The headers of a request's position in a trace.
 const NAMES: &[&str] = &[
     "traceparent",
     "b3",
@@ -188,7 +188,7 @@ const NAMES: &[&str] = &[
     "x-b3-sampled",
     "x-b3-flags",
 ];
-/// The same, and what goes with the first.
+/// The same, with `tracestate`, which belongs to the first.
 const NAMES_AND_STATE: &[&str] = &[
     "traceparent",
     "b3",

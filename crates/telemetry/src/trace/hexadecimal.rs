@@ -1,4 +1,4 @@
-//! Hexadecimal digits in lower case, eight at once: a request that is traced has over a hundred.
+//! Lower-case hexadecimal digits, eight at once: a traced request has over a hundred.
 
 /// Writes a number, eight digits for each four bytes.
 pub(super) fn write(number: &[u8], out: &mut [u8]) {
@@ -9,7 +9,7 @@ pub(super) fn write(number: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The number that 1 to 32 digits say; nothing where there is another character.
+/// Parses 1 to 32 digits; `None` if there is another character.
 pub(super) fn read(digits: &[u8]) -> Option<u128> {
     if digits.is_empty() || digits.len() > 32 {
         return None;
@@ -29,7 +29,7 @@ pub(super) fn read(digits: &[u8]) -> Option<u128> {
 
 fn value(digits: [u8; 8]) -> Option<u32> {
     let digits = u64::from_be_bytes(digits);
-    // Letters have a bit that digits have not, and begin with one: `a` is 0x61.
+    // Letters have a bit that digits lack, and begin at one: `a` is 0x61.
     let letters = (digits >> 6) & ONES;
     let values = (digits & (0xf * ONES)) + 9 * letters;
     if values & (0xf0 * ONES) != 0 || text(values) != digits {
@@ -40,7 +40,7 @@ fn value(digits: [u8; 8]) -> Option<u32> {
     u32::try_from((values | (values >> 16)) & 0xffff_ffff).ok()
 }
 
-/// A byte for each half of a byte.
+/// Spreads the eight nibbles over bytes.
 fn nibbles(number: u32) -> u64 {
     let number = u64::from(number);
     let number = (number | (number << 16)) & 0x0000_ffff_0000_ffff;
@@ -48,7 +48,7 @@ fn nibbles(number: u32) -> u64 {
     (number | (number << 4)) & (0xf * ONES)
 }
 
-/// The digits of eight numbers below sixteen.
+/// Converts eight nibbles to digits.
 fn text(values: u64) -> u64 {
     let letters = ((values + 6 * ONES) >> 4) & ONES;
     values + u64::from(b'0') * ONES + u64::from(b'a' - b'0' - 10) * letters

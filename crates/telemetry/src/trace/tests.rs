@@ -1,4 +1,4 @@
-//! What is read, continued and written, with the examples of both specifications.
+//! Tests of parsing, continuing and writing, with the examples of both specifications.
 
 use proptest::prelude::*;
 
@@ -19,14 +19,14 @@ fn context(name: &str, value: &str) -> Option<Context> {
     carrier(&[(name, value)]).context()
 }
 
-/// The trace, the span and the decision that were read, as text.
+/// The parsed trace, span and decision, as text.
 fn shown(context: Option<Context>) -> String {
     let Some(Context { ids, decision, .. }) = context else { return "nothing".to_owned() };
     let ids = ids.map(|(trace, span)| format!("{trace} {span} ")).unwrap_or_default();
     format!("{ids}{decision:?}")
 }
 
-/// What is passed on when these fields came, with 1, 2 and so on for random numbers.
+/// The headers that are forwarded for these received ones, with 1, 2 and so on for random numbers.
 fn passed_on(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
     let carrier = carrier(fields);
     let mut drawn = 0;
@@ -51,10 +51,10 @@ fn reads_traceparent_as_the_w3c_says() {
     for (value, expected) in [
         (format!("00-{TRACE}-{SPAN}-01"), &*sampled),
         (format!("00-{TRACE}-{SPAN}-00"), &*format!("{TRACE} {SPAN} NotSampled")),
-        // §3.2.2.5: other flags mean nothing here.
+        // §3.2.2.5: other flags are ignored.
         (format!("00-{TRACE}-{SPAN}-ff"), &*sampled),
         (format!("00-{TRACE}-{SPAN}-02"), &*format!("{TRACE} {SPAN} NotSampled")),
-        // §4.3: versions to come may have more behind a dash.
+        // §4.3: future versions may append parts after a dash.
         (format!("cc-{TRACE}-{SPAN}-01"), &*sampled),
         (format!("cc-{TRACE}-{SPAN}-01-what-will-be"), &*sampled),
         (format!("cc-{TRACE}-{SPAN}-01.what"), "nothing"),
@@ -126,7 +126,7 @@ fn a_trace_begins_where_none_came() {
     assert_eq!(passed_on(&[("host", "a")], true), [format!("{begun}1")]);
     assert_eq!(passed_on(&[("host", "a")], false), [format!("{begun}0")]);
     assert_eq!(passed_on(&[("traceparent", "nonsense")], true), [format!("{begun}1")]);
-    // The decision came without a trace.
+    // A decision without a trace.
     assert_eq!(
         passed_on(&[("b3", "0")], true),
         ["b3: 00000000000000010000000000000002-0000000000000003-0"]
@@ -143,7 +143,7 @@ fn a_context_goes_on_in_the_forms_that_it_came_in() {
         passed_on(&[("b3", &b3)], false),
         [format!("b3: {TRACE}-0000000000000001-d-{SPAN}")]
     );
-    // The first that can be read decides; all that came are written.
+    // The first valid context is used; all received formats are written.
     assert_eq!(
         passed_on(&[("b3", "0"), ("traceparent", &w3c)], false),
         [&*continued, &*format!("b3: {TRACE}-0000000000000001-1-{SPAN}")]

@@ -1,8 +1,8 @@
-//! A context as the headers that pass it on, written without an allocation.
+//! Propagated headers of a trace context, written without an allocation.
 
 use super::{Span, SpanId, hexadecimal};
 
-/// The headers that pass a context on.
+/// The propagated headers of a context.
 #[derive(Debug, Clone, Copy)]
 pub struct Written {
     span: Span,
@@ -14,7 +14,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// Writes the context that the next one is to continue.
+    /// Writes the context that the receiver continues.
     #[must_use]
     pub fn of(span: &Span) -> Self {
         let mut written = Self {
@@ -64,7 +64,7 @@ impl Written {
             multi.then_some(("x-b3-traceid", &self.trace[from..])),
             multi.then_some(("x-b3-spanid", &self.id[..])),
             (multi && parent.is_some()).then_some(("x-b3-parentspanid", &self.parent[..])),
-            // Debug implies the decision, which is not written beside it.
+            // Debug implies the decision, which is then not written.
             multi.then_some(match is_debug {
                 true => ("x-b3-flags", &b"1"[..]),
                 false => ("x-b3-sampled", sampled),
@@ -75,5 +75,5 @@ impl Written {
     }
 }
 
-/// The most headers that a context takes.
+/// The maximum number of headers of a context.
 pub const FIELDS_MAX: usize = 6;

@@ -1,4 +1,4 @@
-//! Lanes as they travel.
+//! Wire conversion of lanes.
 
 use leno_model::{LaneMark, LaneRule};
 

@@ -1,4 +1,4 @@
-//! What requests and callers must look like for tag rules, as it travels.
+//! Wire conversion of the request and caller conditions of tag rules.
 
 use leno_model::{
     Callers, FieldTest, NumberRelation, Quorum, Repeated, RequestMatch, TagMatch, TextRelation,
@@ -9,7 +9,7 @@ use crate::proto;
 use crate::resource::field::{Invalid, each, parsed};
 use crate::resource::request;
 
-/// Nothing at all where everybody is meant.
+/// Absent if all callers match.
 pub(super) fn callers_to_wire(from: &Callers) -> Option<proto::Callers> {
     (*from != Callers::default()).then(|| proto::Callers {
         service: from.service.as_ref().map(ToString::to_string),
@@ -31,7 +31,7 @@ fn quorum(one_is_enough: bool) -> Quorum {
     if one_is_enough { Quorum::One } else { Quorum::All }
 }
 
-/// Nothing at all where every request fits.
+/// Absent if all requests match.
 pub(super) fn match_to_wire(matches: &TagMatch) -> Option<proto::TagMatch> {
     let request = RequestMatch {
         path: matches.path.clone(),

@@ -1,4 +1,4 @@
-//! Rules of access policies, at random, and what is refused of them.
+//! Tests of access policy rules: random round trips and rejected values.
 
 use leno_model::{
     ClaimMatch, InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyName, PolicyRule,

@@ -1,4 +1,4 @@
-//! Any circuit breaker.
+//! Random circuit breakers.
 
 use std::time::Duration;
 

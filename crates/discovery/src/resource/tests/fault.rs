@@ -1,4 +1,4 @@
-//! Faults and balancing, at random, and what is refused of them.
+//! Tests of faults and load balancing: random round trips and rejected values.
 
 use std::time::Duration;
 
@@ -126,7 +126,7 @@ fn who_does_not_know_second_attempts_does_without() {
         .unwrap(),
         rule: HedgeRule { after: Duration::from_millis(50), methods: Vec::new() },
     };
-    // A treatment that says nothing to a sidecar would be refused by it.
+    // A sidecar would reject an empty traffic policy.
     let alone = leno_model::Treatment { hedging: Some(hedging.clone()), ..Default::default() };
     assert_eq!(crate::resource::treatment::to_wire(&alone), None);
     let wire = || hedging::to_wire(&hedging);

@@ -1,4 +1,4 @@
-//! A gateway survives the journey, and its keys are printed nowhere on the way.
+//! Tests of gateways: round trips, and keys that are never printed.
 
 use leno_model::{
     Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostPattern, HostRules, Name,

@@ -1,4 +1,4 @@
-//! Who else decides, at random, and what is refused of it.
+//! Tests of external authorization and token policies: random round trips and rejected values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

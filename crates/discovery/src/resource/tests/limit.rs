@@ -1,4 +1,4 @@
-//! Rate limits, at random, and what is refused of them.
+//! Tests of rate limits: random round trips and rejected values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Removal at random, and what is refused of it.
+//! Tests of outlier detection: random round trips and rejected values.
 
 use leno_model::{
     FailureClasses, FailureRate, HealthCheck, HealthProbe, OutlierRemoval, Removal,

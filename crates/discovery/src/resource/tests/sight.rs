@@ -1,4 +1,4 @@
-//! What operators see: every setting survives the journey, and a wrong one is named.
+//! Tests of observability settings: round trips of every setting, and errors that name the invalid one.
 
 use leno_model::{
     AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, LogTemplate, MetricsPush,

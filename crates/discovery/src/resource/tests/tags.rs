@@ -1,4 +1,4 @@
-//! Any tag rules, callers and lanes.
+//! Random tag rules, callers and lanes.
 
 use std::collections::BTreeMap;
 

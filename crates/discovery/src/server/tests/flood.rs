@@ -1,4 +1,4 @@
-//! Proxies that send more than their share, and honest ones that send much at once.
+//! Tests of proxies that exceed their budget, and of regular ones that send much at once.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn services(names: &[&str]) -> proto::Services {
     proto::Services { names, ..Default::default() }
 }
 
-/// Pairs of a subscription and its end.
+/// Pairs of a subscription and an unsubscription.
 fn pairs(count: usize) -> Vec<u8> {
     let pair = [
         framed(from_proxy::Message::Subscribe(services(&["a"]))),
@@ -16,7 +16,7 @@ fn pairs(count: usize) -> Vec<u8> {
     pair.concat().repeat(count)
 }
 
-/// Handles events of a connection until it ends, each after a turn of the runtime.
+/// Handles events of a connection until it ends, yielding to the runtime before each.
 async fn count_events(owner: &mut Owner) -> u64 {
     let mut handled = 0;
     while owner.event().await.is_some() {
@@ -38,7 +38,7 @@ async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
     let script = async {
         let connected = owner.event().await;
         let Some(Event::Connected(connected)) = connected else { panic!("{connected:?}") };
-        // Busy with another connection: messages wait meanwhile, and are put together.
+        // Busy with another connection: messages wait meanwhile, and are merged.
         sleep(Duration::from_millis(1)).await;
         let handled = count_events(&mut owner).await;
         drop(connected);
@@ -71,8 +71,7 @@ async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
     };
     let (served, (), _) = tokio::join!(server, flood, script);
     served.unwrap();
-    // A burst of a second of work, and then a twentieth: at 16 units for a message 62,500 and 3,125
-    // in a second.
+    // A burst of a second of work, then a twentieth: at 16 units per message 62,500 and 3,125 per second.
     assert!(sent < 62_500 + 61 * 3_125 + 5_000, "{sent} messages were read");
     assert!(sent > 100_000, "{sent}");
 }
@@ -132,7 +131,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
         let mut wanted = connected.hello.services.len() as u64;
         queued.turn.charge(wanted, Instant::now());
         drop(queued.turn);
-        // The owner takes what there is, and charges for the whole world each time.
+        // The owner takes all events, and charges for a whole configuration each time.
         let takes = async {
             let mut arrived = 0;
             while arrived < 3000 {

@@ -1,4 +1,4 @@
-//! Messages that ask for several kinds of things at once.
+//! Tests of messages with several kinds of subscriptions.
 
 use super::*;
 
