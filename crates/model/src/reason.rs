@@ -121,47 +121,47 @@ macro_rules! reasons {
 reasons! {
     /// The request is not valid HTTP/1.1, or is ambiguous about where it ends.
     BadRequest "E1001" "bad-request" 400 Downstream Never
-        "Correct the client; see the syntax that is refused in `crates/wire`.";
+        "Correct the client; docs/http-strictness.md lists the syntax that is rejected.";
     /// The request's head is larger than 64 KiB or has too many header fields.
     HeadTooLarge "E1002" "head-too-large" 431 Downstream Never
         "Send fewer or smaller header fields, cookies above all.";
-    /// The request's head did not arrive in time.
+    /// The client did not send the request head in time.
     HeadTimeout "E1003" "head-timeout" 408 Downstream Never
-        "Look at the client or the network; the limit is `--head-timeout`.";
-    /// The client stopped sending its body, or stopped reading the response, for too long.
+        "Check the client and the network; the limit is `--head-timeout`.";
+    /// The client stopped sending its body or reading the response for too long.
     BodyStalled "E1004" "body-stalled" 408 Downstream Never
-        "Look at the client or the network; the limit is `--body-stall-timeout`.";
-    /// Nothing was said on a TCP connection, either way, for too long.
+        "Check the client and the network; the limit is `--body-stall-timeout`.";
+    /// A TCP connection was idle in both directions for too long.
     IdleTimeout "E1005" "idle-timeout" 0 Downstream Never
-        "Let the client keep its connections alive; the limit is `--idle-connection`.";
-    /// The client went away, or its body ended before its declared length.
+        "Enable keepalives in the client; the limit is `--idle-connection`.";
+    /// The client disconnected, or its body ended before its declared length.
     DownstreamClosed "E1006" "downstream-closed" 0 Downstream Never
-        "Look at the client: it gave up or was cut off.";
-    /// Plaintext arrived where mutual TLS is required.
+        "Check the client: it disconnected or lost its connection.";
+    /// The client sent plaintext where mutual TLS is required.
     PlaintextRefused "E1007" "plaintext-refused" 0 Downstream Never
-        "Give the client a sidecar; it is not a member of the mesh.";
+        "Give the client a sidecar: it is not a member of the mesh.";
     /// The TLS handshake of the client failed or did not finish in time.
     HandshakeFailed "E1008" "handshake-failed" 0 Downstream Never
-        "Look at the client's log; the limit is `--handshake-timeout`.";
+        "Check the client's log; the limit is `--handshake-timeout`.";
     /// The peer's certificate is not signed by a root that this mesh trusts.
     UntrustedPeer "E1009" "untrusted-peer" 0 Downstream Never
         "Let the client join this mesh: another authority signed it.";
     /// The peer's certificate has expired or is not valid yet.
     ExpiredPeer "E1010" "expired-peer" 0 Downstream Never
-        "See why the client's sidecar could not renew; compare the clocks.";
+        "Find out why the client's sidecar could not renew its certificate; compare the clocks.";
     /// The peer's identity belongs to another trust domain.
     ForeignTrustDomain "E1011" "foreign-trust-domain" 0 Downstream Never
         "Use a peer of this mesh, or the same `spec.trustDomain` in both meshes.";
-    /// This sidecar holds as many connections as it may, or the system gives it no descriptor for another one.
+    /// The sidecar's connection limit, or the system's limit of open files, is reached.
     TooManyConnections "E3001" "too-many-connections" 503 Ours Never
         "Close idle connections, or raise `--connections-max` and the limit of open files (`ulimit -n`).";
-    /// No service of this name, or no such port on it, is known to the mesh; or a host outside has no address.
+    /// The mesh has no service of this name, or the service has no such port; or an external host has no address.
     UnknownService "E3002" "unknown-service" 404 Ours Never
         "Correct the host name or the port, or add the Service.";
-    /// The service has routes and none of them matches the request.
+    /// The service has routes, and none of them matches the request.
     NoRoute "E3003" "no-route" 404 Ours Never
-        "Add a match that fits to an HTTPRoute of the service.";
-    /// No policy lets this client use the service at all.
+        "Add a match for the request to an HTTPRoute of the service.";
+    /// No policy allows this client to use the service.
     DeniedOutbound "E3004" "denied-outbound" 403 Ours Never
         "Name the client's account as a source of a TrafficTarget whose destination is the \
          account behind the service.";
@@ -170,120 +170,120 @@ reasons! {
         "Add the client's account to the sources of the policy that `leno explain request` names.";
     /// The destination's policies allow this peer some requests, but none like this one.
     NoPolicyRoute "E3006" "no-policy-route" 404 Ours Never
-        "Add a match that fits to an HTTPRouteGroup that a policy uses.";
+        "Add a match for the request to an HTTPRouteGroup of the policy.";
     /// The route's backend does not exist, or all its backends have weight 0.
     InvalidBackend "E3007" "invalid-backend" 500 Ours Never
         "Correct `backendRefs` of the HTTPRoute: names, ports, weights.";
-    /// The control plane did not answer about this service in time.
+    /// The control plane did not send the configuration of this service in time.
     DiscoveryTimeout "E3008" "discovery-timeout" 503 Ours Never
-        "Start the control plane, or find out why it does not answer.";
-    /// The service has no endpoint that can be used now.
+        "Start the control plane, or find out why it does not respond.";
+    /// The service has no available endpoint.
     NoEndpoint "E3009" "no-endpoint" 503 Ours Never
         "Start a workload that the service selects; see `leno get services`.";
     /// This sidecar is draining and takes no new requests.
     Draining "E3010" "draining" 503 Ours Never
-        "Send to another endpoint: this one is being stopped.";
-    /// Something that this version does not support was asked for.
+        "Use another endpoint: this one is stopping.";
+    /// The request uses a feature that this version does not support.
     Unsupported "E3011" "unsupported" 501 Ours Never
-        "Do without it; this version cannot do it.";
-    /// The endpoint refused the connection, or could not be reached.
+        "Do not use the feature; this version does not have it.";
+    /// The endpoint refused the connection, or was unreachable.
     ConnectFailed "E2001" "connect-failed" 503 Upstream Always
-        "Look at the endpoint: `leno get workloads`, its log, its port.";
+        "Check the endpoint: `leno get workloads`, its log, its port.";
     /// The endpoint did not accept the connection in time.
     ConnectTimeout "E2002" "connect-timeout" 504 Upstream Always
-        "Look at the endpoint and at the network between.";
+        "Check the endpoint and the network.";
     /// The TLS handshake with the endpoint failed.
     UpstreamHandshakeFailed "E2003" "upstream-handshake-failed" 502 Upstream Always
-        "Look at the log of the endpoint's sidecar.";
-    /// The endpoint proved to be somebody else, or its certificate is not acceptable.
+        "Check the log of the endpoint's sidecar.";
+    /// The endpoint has another identity than expected, or an invalid certificate.
     WrongIdentity "E2004" "wrong-identity" 502 Upstream Never
-        "Find out who listens at the endpoint's address instead of it.";
-    /// The upstream refused the request before looking at it (it drains or is full).
+        "Find the process that listens on the endpoint's address in its place.";
+    /// The upstream rejected the request unprocessed: it is draining or at its limit.
     UpstreamRefused "E2005" "upstream-refused" 503 Upstream Always
-        "Look at the endpoint: it drains or is full.";
+        "Check the endpoint: it is draining or at its limit.";
     /// The upstream connection broke before the response was complete.
     UpstreamReset "E2006" "upstream-reset" 502 Upstream IfUnsent
-        "Look at the application's log: it broke the connection.";
-    /// The upstream stopped sending its response, or stopped reading the request, for too long.
+        "Check the application's log: it closed the connection.";
+    /// The upstream stopped sending its response or reading the request for too long.
     UpstreamStalled "E2007" "upstream-stalled" 504 Upstream Never
-        "Look at the application: why it is stuck; the limit is `--body-stall-timeout`.";
+        "Find out why the application does not make progress; the limit is `--body-stall-timeout`.";
     /// The upstream's response is not valid HTTP/1.1.
     UpstreamMalformed "E2008" "upstream-malformed" 502 Upstream Never
         "Correct the application: its response is not valid HTTP/1.1.";
-    /// The request timeout of the route passed.
+    /// The request timeout of the route expired.
     RequestTimeout "E2009" "request-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.request`.";
-    /// The time that the route gives one attempt passed.
+    /// The attempt timeout of the route expired.
     AttemptTimeout "E2010" "attempt-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.backendRequest`.";
-    /// Another process listens at the application's port: nothing is forwarded to it.
+    /// Another process listens on the application's port; no traffic is forwarded to it.
     PortTaken "E2011" "port-taken" 503 Upstream Always
         "Stop the process that `leno status` names, or give the application another port.";
     /// The application answered HTTP/2 in another protocol: it does not speak HTTP/2, or not in clear text.
     ProtocolMismatch "E2012" "protocol-mismatch" 502 Upstream Always
         "Declare what the application speaks, and its sidecar translates: `appProtocol: http` for the port of the Service, or \
          `protocol: HTTP` for that of the Workload.";
-    /// The peer's account or workload is revoked, whatever its certificate says.
+    /// The peer's account or workload is revoked, although its certificate is valid.
     RevokedPeer "E1012" "revoked-peer" 403 Downstream Never
-        "Take it out of `spec.revoked` of the MeshConfig, or use `leno revoke --undo`, if it is to be a member again.";
-    /// No instance carries the tags that a tag rule demands for the request.
+        "To restore the membership, remove it from `spec.revoked` of the MeshConfig or run `leno revoke --undo`.";
+    /// No instance has the tags that a tag rule requires for the request.
     NoTaggedEndpoint "E3012" "no-tagged-endpoint" 503 Ours Never
         "Start a workload with these labels, or say in the TagRoute what takes such requests \
          `otherwise`; `leno explain request` shows rule and instances.";
-    /// The circuit of the service is open: too many requests to it failed, and nothing is sent.
+    /// The circuit breaker of the service is open after too many failures.
     CircuitOpen "E3013" "circuit-open" 503 Ours Never
-        "Mend the service; the circuit closes by itself. See its CircuitBreaker for when it opens.";
-    /// As much is under way to the service as its circuit breaker lets.
+        "Repair the service; the circuit closes automatically. The CircuitBreaker has the conditions under which it opens.";
+    /// The circuit breaker's concurrency limit for the service is reached.
     CircuitFull "E3014" "circuit-full" 503 Ours Never
-        "Send less at a time, or raise the limits of the service's CircuitBreaker.";
-    /// A rule of an access policy denies it, or a policy decides by request and sees none in these bytes.
+        "Send fewer requests at once, or raise the limits of the service's CircuitBreaker.";
+    /// A rule of an access policy denies the request, or a policy matches by request and the connection carries opaque bytes.
     DeniedByPolicy "E3015" "denied-by-policy" 403 Ours Never
-        "Change the deny rule of the AccessPolicy that `leno explain request` names. For bytes, declare the protocol of \
+        "Change the deny rule of the AccessPolicy that `leno explain request` names. For opaque bytes, declare the protocol of \
          the port, or detach the policy from it.";
-    /// More came in than a rate limit lets.
+    /// The request exceeded a rate limit.
     RateLimited "E3016" "rate-limited" 429 Ours Never
         "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \
          when there is room again.";
-    /// As many requests are under way as the application is given at once.
+    /// The application's concurrency limit is reached.
     Overloaded "E3017" "overloaded" 503 Ours Never
         "Start more instances, or raise `concurrency` of the RateLimit that `leno explain request` names.";
-    /// The destination is not of the mesh, and nothing may leave it.
+    /// The destination is outside the mesh, and egress is denied.
     EgressDenied "E3018" "egress-denied" 403 Ours Never
         "Correct the host name, give the destination a Service with meshed workloads, or set \
          `spec.egress` of the MeshConfig to allow.";
     /// A policy injects this fault on purpose.
     FaultInjected "E3019" "fault-injected" 503 Ours Never
         "Remove the FaultInjection that `leno explain request` names, when the test is over.";
-    /// The request is for a host name that another certificate of the gateway is for.
+    /// The request is for a host name that another certificate of the gateway covers.
     Misdirected "E1013" "misdirected" 421 Downstream Never
-        "Nothing is wrong: the client asks again on a connection of its own for that host name.";
-    /// The request shows no JSON web token where one is required.
+        "No action is necessary: the client repeats the request on a separate connection for that host name.";
+    /// The request has no JSON web token although one is required.
     TokenMissing "E1014" "token-missing" 401 Downstream Never
-        "Let the client send a token of an issuer that the JwtValidation names, where it looks for it.";
-    /// The JSON web token of the request is not accepted.
+        "Configure the client to send a token of an issuer of the JwtValidation, in a place that the JwtValidation lists.";
+    /// The request's JSON web token is invalid.
     TokenInvalid "E1015" "token-invalid" 401 Downstream Never
         "Read `www-authenticate` of the answer, which says why; then see issuer, audience, keys and \
          clocks of the JwtValidation that the access log names.";
-    /// The request's body is longer than an authorization service may be shown.
+    /// The request's body exceeds the limit of the external authorization service.
     BodyTooLarge "E1016" "body-too-large" 413 Downstream Never
         "Send a smaller body, or raise `body.maxBytes`, or set `body.allowPartial`, in the \
          ExternalAuthorization that `leno explain request` shows.";
-    /// The client's sidecar abandoned this attempt: another attempt answered first, or a time limit of the route passed.
+    /// The client's sidecar abandoned this attempt: another attempt responded first, or a timeout of the route expired.
     AttemptAbandoned "E1017" "attempt-abandoned" 0 Downstream Never
-        "Nothing failed here. Where there are many, the Hedging or the timeouts of the route are too short for the service.";
-    /// An authorization service denied it.
+        "No action is necessary for a few. Many mean that the Hedging delay or the route's timeouts are too short for the service.";
+    /// The external authorization service denied the request.
     DeniedByService "E3020" "denied-by-service" 403 Ours Never
-        "Ask who runs the service that the ExternalAuthorization names; `leno explain request` \
+        "Contact the operator of the service that the ExternalAuthorization names; `leno explain request` \
          shows it.";
-    /// An authorization service was to decide, and did not.
+    /// The external authorization service did not respond.
     AuthorizationUnavailable "E3021" "authorization-unavailable" 403 Ours Never
-        "Look at the service that the ExternalAuthorization names, and at the sidecar's log; \
-         `onFailure: allow` lets requests in meanwhile.";
-    /// A rate limit service was to decide, and did not.
+        "Check the service that the ExternalAuthorization names, and the sidecar's log; \
+         `onFailure: allow` allows requests meanwhile.";
+    /// The rate limit service did not respond.
     RateLimitUnavailable "E3022" "rate-limit-unavailable" 500 Ours Never
-        "Look at the service that `global` of the RateLimit names, and at the sidecar's log; \
-         `onFailure: allow` lets requests in meanwhile.";
-    /// The port carries TCP now, and the connection was read as HTTP before that was known.
+        "Check the service that `global` of the RateLimit names, and the sidecar's log; \
+         `onFailure: allow` allows requests meanwhile.";
+    /// The port now carries TCP; the connection was read as HTTP before that was known.
     ProtocolChanged "E3023" "protocol-changed" 0 Ours Never
         "Connect again: the next connection is carried as TCP. If this goes on, compare the protocol that the Service declares with \
          what its clients speak.";

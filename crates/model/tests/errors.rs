@@ -79,7 +79,7 @@ fn retry(retry: Retry) -> &'static str {
 const BEFORE: &str = "\
 # Reasons
 
-Every connection that a sidecar refuses and every request that it answers itself has one reason,
+Every connection that a sidecar rejects and every request to which it responds itself has one reason,
 from this closed list. The same word is the label `reason` of the metrics, the field
 `response_code_details` of the access log, and the first word of the response header `leno-reason`:
 
@@ -96,17 +96,17 @@ metric, no access log and no policy reads it. So the header alone does not prove
 response without this header comes from an application, or through a gateway: gateways remove the header of the responses that they pass on.
 
 `leno explain` with the word or the code of a reason prints a row of the table on any
-machine. A code stays for good: one that is gone is never given again.
+machine. Codes are stable: the code of a removed reason is not used again.
 
 This page is generated from `leno_model::Reason`; the test `crates/model/tests/errors.rs` compares
-the two, and says what to do when they differ.
+the two, and prints the command that updates the page.
 
-| reason | code | status | side | tried again | meaning | what to do |
+| reason | code | status | side | retry | meaning | remedy |
 |---|---|---|---|---|---|---|
 ";
 
 const AFTER: &str = "
-**status**: the HTTP status of the answer; – when there is no answer, and the connection is reset
+**status**: the HTTP status of the response; – when there is no response, and the connection is reset
 or was never opened. Opaque TCP has no statuses: every reason resets the client's connection.
 Policies may declare another status for `fault-injected`, `rate-limited`, `overloaded` and `circuit-open`, and external authorization services
 send their own with `denied-by-service`.
@@ -114,9 +114,8 @@ send their own with `denied-by-service`.
 **side**: *downstream*, the client of the sidecar that reports it; *ours*, the sidecar, its rules
 or its limits; *upstream*, where the sidecar sent the request.
 
-**tried again**: where [no rule says otherwise](rules/http-route.md#time-limits-and-retries), a
-request is tried once more at most, and only when all of it can be sent again
-and nothing of a response was passed on. *Always*: nothing of it reached an application. *If unsent
-or idempotent*: nothing of it left the sidecar, or its method is GET, HEAD, OPTIONS, TRACE, PUT or
-DELETE.
+**retry**: without a [rule about retries](rules/http-route.md#time-limits-and-retries), a request is retried at most
+once, and only if the sidecar still holds all of it and has not forwarded any part of a response. *Always*: no byte of the
+request reached an application. *If unsent or idempotent*: no byte of it left the sidecar, or its method is GET, HEAD, OPTIONS,
+TRACE, PUT or DELETE.
 ";

@@ -86,7 +86,7 @@ fn a_refusal_comes_with_reason_and_remedy() {
         (
             &["--from", "shop/stranger-1", "--url", ratings][..],
             expect![
-                "403 denied-outbound: No policy lets this client use the service at all. Add {kind: ServiceAccount, name: stranger, namespace: shop} to spec.sources of a TrafficTarget whose destination is the account of the workloads behind shop/ratings."
+                "403 denied-outbound: No policy allows this client to use the service. Add {kind: ServiceAccount, name: stranger, namespace: shop} to spec.sources of a TrafficTarget whose destination is the account of the workloads behind shop/ratings."
             ],
         ),
         (
@@ -98,7 +98,7 @@ fn a_refusal_comes_with_reason_and_remedy() {
         (
             &["--from", "shop/page-1", "--url", "http://reviews.shop:9080/other"],
             expect![
-                "404 no-route: The service has routes and none of them matches the request. Add a match that fits to an HTTPRoute of the service."
+                "404 no-route: The service has routes, and none of them matches the request. Add a match for the request to an HTTPRoute of the service."
             ],
         ),
         (
@@ -233,7 +233,7 @@ fn every_reason_is_explained() {
         assert_eq!(by_code.out, done.out, "{code}");
     }
     expect![[r#"
-        denied-outbound: No policy lets this client use the service at all.
+        denied-outbound: No policy allows this client to use the service.
           code           E3004
           answered with  403
           at fault       ours: the sidecar, its rules or its limits
@@ -567,7 +567,7 @@ fn nobody_with_the_tags_is_a_refusal() {
             tag set   100 %: nobody is left: 503 no-tagged-endpoint
                       shop/orders-1 is left out: it has version=1
                       shop/orders-2 is left out: it has version=2
-            verdict   503 no-tagged-endpoint: No instance carries the tags that a tag rule demands for the request. Start a workload with these labels, or say in the TagRoute what takes such requests `otherwise`; `leno explain request` shows rule and instances.
+            verdict   503 no-tagged-endpoint: No instance has the tags that a tag rule requires for the request. Start a workload with these labels, or say in the TagRoute what takes such requests `otherwise`; `leno explain request` shows rule and instances.
         "#]],
     );
 }

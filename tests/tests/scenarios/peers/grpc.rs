@@ -156,7 +156,7 @@ spec:
 ";
     pair.mesh.write("limit.yaml", limit);
     let complaint = pair.fails("empty_unary", "ResourceExhausted");
-    assert!(complaint.contains("More came in than a rate limit lets"), "{complaint}");
+    assert!(complaint.contains("The request exceeded a rate limit"), "{complaint}");
     pair.mesh.remove("limit.yaml");
     pair.works("empty_unary");
 }
