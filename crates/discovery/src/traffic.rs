@@ -61,9 +61,9 @@ pub struct TrafficSeries {
     pub failed: u64,
     /// The failures by reason; `None` for reasons that only a newer proxy has.
     pub reasons: Vec<(Option<Reason>, u64)>,
-    /// Bytes of bodies received from clients.
+    /// Request body bytes received from clients.
     pub bytes_in: u64,
-    /// Bytes of bodies sent to clients.
+    /// Response body bytes sent to clients.
     pub bytes_out: u64,
     /// The durations, by histogram bucket, ascending.
     pub durations: Vec<(u8, u64)>,

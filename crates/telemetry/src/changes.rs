@@ -56,9 +56,9 @@ pub struct SeriesChange {
     pub failed: u64,
     /// The failures by reason.
     pub reasons: BTreeMap<&'static str, u64>,
-    /// Bytes of bodies received from clients.
+    /// Request body bytes received from clients.
     pub bytes_in: u64,
-    /// Bytes of bodies sent to clients.
+    /// Response body bytes sent to clients.
     pub bytes_out: u64,
     /// The durations.
     pub durations: SparseHistogram,

@@ -116,7 +116,7 @@ closed_list! {
         UpstreamOpened ["upstream"];
     }
     "leno_handshakes_total" ["side", "result"]
-    "TLS handshakes that ended, by who started them and how they ended." {
+    "Completed TLS handshakes, by initiator and result." {
         /// A handshake with a client succeeded.
         DownstreamHandshake ["downstream", "ok"];
         /// A handshake with a client failed.
@@ -127,22 +127,22 @@ closed_list! {
         UpstreamHandshakeFailed ["upstream", "failed"];
     }
     "leno_half_open_evicted_total" []
-    "Connections ended to make room for others before their client had finished its handshake or sent a request." {
+    "Half-open connections evicted for newer ones before their client finished its handshake or sent a request." {
         /// A half-open connection was closed to make room.
         HalfOpenEvicted [];
     }
     "leno_accept_pauses_total" []
-    "Pauses of a listener because the system had no file descriptor or no memory for a connection." {
+    "Pauses of a listener because the system had no file descriptor or memory for a connection." {
         /// A listener paused.
         AcceptPauses [];
     }
     "leno_plaintext_connections_total" []
-    "Connections of clients without mutual TLS that were let in, since the mesh is set so." {
+    "Plaintext connections of clients that were accepted because the mesh permits plaintext." {
         /// A client without mutual TLS was allowed.
         DownstreamPlaintext [];
     }
     "leno_upstream_connects_total" ["result"]
-    "Attempts to connect to an endpoint, by how they ended." {
+    "Attempts to connect to an endpoint, by result." {
         /// The connection was established.
         UpstreamConnected ["ok"];
         /// The endpoint refused the connection, or was unreachable.
@@ -151,39 +151,39 @@ closed_list! {
         UpstreamConnectTimeout ["timeout"];
     }
     "leno_upstream_leases_total" ["source"]
-    "Connections and links leased for requests, by whether one was open already." {
+    "Connections and links used for requests, by source: reused from the pool or new." {
         /// A pooled connection was reused.
         LeaseReused ["pool"];
         /// A new connection was opened for the request.
         LeaseOpened ["new"];
     }
     "leno_retries_total" []
-    "Requests sent once more, to another endpoint." {
+    "Retried requests." {
         /// A request was retried.
         Retries [];
     }
     "leno_retries_over_budget_total" []
-    "Requests that were not sent once more because the retry budget of their service was spent." {
+    "Requests not retried because the retry budget of their service was exhausted." {
         /// A retry was suppressed by the budget.
         RetriesOverBudget [];
     }
     "leno_hedges_total" []
-    "Requests sent to a second endpoint because the first had not answered in the time that a policy gives it." {
+    "Hedged requests: requests sent to a second endpoint because the first did not respond within the hedging delay." {
         /// A second attempt was made in parallel.
         Hedges [];
     }
     "leno_hedges_won_total" []
-    "Second attempts whose answer the client got." {
+    "Hedged requests in which the client received the response of the second attempt." {
         /// The second attempt responded first.
         HedgesWon [];
     }
     "leno_endpoint_backoffs_total" []
-    "Times that an endpoint was left alone for a while because connecting to it failed." {
+    "Back-offs of an endpoint after a failed connection attempt." {
         /// An endpoint entered backoff.
         EndpointBackoffs [];
     }
     "leno_endpoint_removals_total" ["cause"]
-    "Times that a policy removed an endpoint for a while, by what it was removed for." {
+    "Endpoint ejections by outlier detection, by cause." {
         /// An endpoint was ejected for its failure rate.
         EndpointRemovedForRate ["rate"];
         /// An endpoint was ejected for consecutive failures.
@@ -194,12 +194,12 @@ closed_list! {
         EndpointRemovedForCheck ["check"];
     }
     "leno_endpoint_returns_total" []
-    "Times that an endpoint that a policy had removed came back in full." {
+    "Endpoints returned to service after an ejection." {
         /// An endpoint returned to service.
         EndpointReturns [];
     }
     "leno_health_checks_total" ["result"]
-    "Health checks of endpoints by this sidecar, where a policy has them made, by how they ended." {
+    "Active health checks of endpoints by this sidecar, by result." {
         /// The endpoint is healthy.
         HealthChecksWell ["well"];
         /// The endpoint is unhealthy.
@@ -208,19 +208,19 @@ closed_list! {
         HealthChecksUnknown ["unknown"];
     }
     "leno_preferences_yielded_total" []
-    "Choices of an endpoint among others than a preference by the caller's tags wants, because nobody was well among those." {
+    "Requests sent outside the preferred tag set because it had no healthy endpoint." {
         /// A request was sent outside the preferred set of endpoints.
         PreferencesYielded [];
     }
     "leno_circuit_turns_total" ["to"]
-    "Times that the circuit of a port opened or closed, as one data thread sees it." {
+    "Circuit breaker state transitions of a port, for each data thread." {
         /// The circuit opened after too many failures.
         CircuitOpened ["open"];
         /// The circuit closed after successful probes.
         CircuitClosed ["closed"];
     }
     "leno_mirrored_requests_total" ["result"]
-    "Copies of requests for other services, by what became of them." {
+    "Mirrored requests, by result." {
         /// The mirrored request got a response.
         MirrorsAnswered ["answered"];
         /// The mirrored request could not be sent, or got no response in time.
@@ -230,14 +230,14 @@ closed_list! {
         MirrorsDropped ["dropped"];
     }
     "leno_faults_injected_total" ["fault"]
-    "Faults that policies injected on purpose, by what they were." {
+    "Faults injected by policies, by type." {
         /// A request was delayed.
         FaultDelays ["delay"];
         /// A request was answered by a fault.
         FaultAnswers ["abort"];
     }
     "leno_decider_questions_total" ["decider", "result"]
-    "Requests that others were asked about (authorization and rate limit services), by what came of it: `failed` was denied since nobody answered, `skipped` let in." {
+    "External authorization and rate limit checks, by result; `failed`: denied without a response of the service, `skipped`: allowed without one." {
         /// An external authorization service allowed the request.
         AuthorizationAllowed ["authorization", "allowed"];
         /// An external authorization service denied the request.
@@ -256,17 +256,17 @@ closed_list! {
         GlobalLimitSkipped ["rate-limit", "skipped"];
     }
     "leno_snapshot_applied_total" []
-    "Changes from the control plane that were applied." {
+    "Configuration updates from the control plane that were applied." {
         /// A configuration change was applied.
         SnapshotApplied [];
     }
     "leno_snapshot_refused_total" []
-    "Changes from the control plane that were refused as a whole." {
+    "Configuration updates from the control plane that were rejected." {
         /// A configuration change was rejected.
         SnapshotRefused [];
     }
     "leno_control_connects_total" []
-    "Times that the stream to the control plane was opened." {
+    "Discovery streams opened to the control plane." {
         /// The stream to the control plane was opened.
         ControlConnects [];
     }
@@ -278,12 +278,12 @@ closed_list! {
         CertificateRenewalFailed ["failed"];
     }
     "leno_access_log_dropped_total" []
-    "Lines of the access log that were dropped because its reader was too slow." {
+    "Access log lines dropped because their reader was too slow." {
         /// A line was dropped.
         AccessLogDropped [];
     }
     "leno_trace_spans_total" ["result"]
-    "Spans of traces, by what became of them." {
+    "Trace spans, by export result." {
         /// The collector accepted the span.
         SpansExported ["exported"];
         /// The span was dropped because the export queue was full.
@@ -292,21 +292,21 @@ closed_list! {
         SpansRefused ["refused"];
     }
     "leno_metric_points_total" ["result"]
-    "Points of metrics that were pushed to a collector, by what became of them." {
+    "Metric data points pushed to a collector, by export result." {
         /// The collector accepted the data point.
         PointsExported ["exported"];
         /// The collector rejected the data point; its value is part of the next push.
         PointsRefused ["refused"];
     }
     "leno_log_records_total" ["result"]
-    "Lines of the access log that were sent to a collector, by what became of them." {
+    "Access log records sent to a collector, by export result." {
         /// The collector accepted the log record.
         RecordsExported ["exported"];
         /// The log record was dropped because the collector rejected it.
         RecordsRefused ["refused"];
     }
     "leno_look_ups_total" ["result"]
-    "Look-ups of names by the application that were led to the sidecar, by what became of them." {
+    "DNS queries of the application that were redirected to the sidecar, by result." {
         /// The mesh answered the DNS query.
         LookUpsAnswered ["answered"];
         /// A name server answered the DNS query.
@@ -315,7 +315,7 @@ closed_list! {
         LookUpsFailed ["failed"];
     }
     "leno_table_evictions_total" ["table"]
-    "Entries evicted from a full table of what the application uses, by table. A later use adds the entry again." {
+    "Entries evicted from a full table of destinations that the application uses, by table. A later use adds the entry again." {
         /// The name of a service that does not exist was evicted.
         EvictedUnknownService ["unknown-services"];
         /// A service was evicted.
@@ -328,14 +328,14 @@ closed_list! {
         EvictedServiceAddress ["service-addresses"];
     }
     "leno_application_scrapes_total" ["result"]
-    "Times that the application's own metrics were read to be told beside these, by how that ended." {
+    "Scrapes of the application's own metrics, by result." {
         /// The application's metrics were scraped.
         ApplicationScraped ["ok"];
         /// The application's metrics were missing, too late, too many or malformed.
         ApplicationScrapeFailed ["failed"];
     }
     "leno_series_folded_total" []
-    "Sets of labels counted under the service `other`, because there were too many." {
+    "Label sets merged into the service `other` because their number exceeded the limit." {
         /// A set of labels was merged into an overflow series.
         SeriesFolded [];
     }
@@ -345,26 +345,26 @@ closed_list! {
     /// Gauges of a shard.
     Gauge, Gauge;
     "leno_connections" ["side"]
-    "Connections open now, from clients (downstream) and to endpoints (upstream)." {
+    "Open connections, from clients (downstream) and to endpoints (upstream)." {
         /// Connections from clients.
         ConnectionsDownstream ["downstream"];
         /// Connections to endpoints.
         ConnectionsUpstream ["upstream"];
     }
     "leno_links" ["side"]
-    "Multiplexed links between sidecars open now." {
+    "Open multiplexed links between sidecars." {
         /// Links that other sidecars opened.
         LinksDownstream ["downstream"];
         /// Links that this sidecar opened.
         LinksUpstream ["upstream"];
     }
     "leno_endpoints_removed" []
-    "Endpoints that policies have removed now, counted once for each data thread." {
+    "Endpoints currently ejected by outlier detection, counted once for each data thread." {
         /// An ejected endpoint.
         EndpointsRemoved [];
     }
     "leno_requests_in_flight" []
-    "Requests and byte streams under way now." {
+    "Requests and TCP streams in progress." {
         /// Requests in progress.
         RequestsInFlight [];
     }
@@ -374,22 +374,22 @@ closed_list! {
     /// Gauges of the whole process.
     Level, Gauge;
     "leno_certificate_expiry_timestamp_seconds" []
-    "When the certificate of the workload expires, in seconds since 1970." {
+    "Expiry of the workload's certificate, in seconds since 1970." {
         /// The expiration time of the certificate.
         CertificateExpiry [];
     }
     "leno_certificate_issued_timestamp_seconds" []
-    "When the certificate of the workload was issued, in seconds since 1970." {
+    "Issue time of the workload's certificate, in seconds since 1970." {
         /// The issue time of the certificate.
         CertificateIssued [];
     }
     "leno_control_connected" []
-    "1 while the control plane is connected, otherwise 0." {
+    "1 while the control plane is connected, else 0." {
         /// The control plane is connected.
         ControlConnected [];
     }
     "leno_snapshot_services" []
-    "Services that the sidecar knows now." {
+    "Services in the sidecar's configuration." {
         /// The number of known services.
         SnapshotServices [];
     }
@@ -431,98 +431,98 @@ pub(crate) const REQUESTS: Metric = Metric {
     name: "leno_requests_total",
     kind: Kind::Counter,
     labels: request_labels!("code", "reason", "grpc_status"),
-    help: "Requests and byte streams that ended, by class of status, reason of failure and status of gRPC.",
+    help: "Completed requests and TCP streams, by response code class, failure reason and gRPC status.",
 };
 
 pub(crate) const REQUEST_DURATION: Metric = Metric {
     name: "leno_request_duration_seconds",
     kind: Kind::Histogram,
     labels: request_labels!(),
-    help: "How long requests took, from the first byte received to the last byte sent.",
+    help: "Duration of requests, from the first byte received to the last byte sent.",
 };
 
 pub(crate) const REQUEST_BYTES: Metric = Metric {
     name: "leno_request_bytes_total",
     kind: Kind::Counter,
     labels: request_labels!(),
-    help: "Bytes of bodies received from clients.",
+    help: "Request body bytes received from clients.",
 };
 
 pub(crate) const RESPONSE_BYTES: Metric = Metric {
     name: "leno_response_bytes_total",
     kind: Kind::Counter,
     labels: request_labels!(),
-    help: "Bytes of bodies sent to clients.",
+    help: "Response body bytes sent to clients.",
 };
 
 pub(crate) const STREAMS_OPENED: Metric = Metric {
     name: "leno_streams_opened_total",
     kind: Kind::Counter,
     labels: request_labels!(),
-    help: "Requests with a stream, counted when it begins: WebSockets and other upgrades, and bodies of unknown length in which the client of a gRPC call or the server pauses. leno_requests_total counts them when they end.",
+    help: "Streaming requests, counted at their start: WebSocket and other upgrades, and bodies of unknown length in which the client of a gRPC call or the server pauses. leno_requests_total counts them when they end.",
 };
 
 pub(crate) const STREAMS: Metric = Metric {
     name: "leno_streams",
     kind: Kind::Gauge,
     labels: request_labels!(),
-    help: "The streams of leno_streams_opened_total that are open.",
+    help: "Open streams of leno_streams_opened_total.",
 };
 
 pub(crate) const TCP_OPENED: Metric = Metric {
     name: "leno_tcp_connections_opened_total",
     kind: Kind::Counter,
     labels: request_labels!(),
-    help: "TCP connections whose bytes are carried without a look at requests, counted when they are opened or rejected. leno_requests_total counts them when they end.",
+    help: "Opaque TCP connections, counted when they open or are rejected. leno_requests_total counts them when they end.",
 };
 
 pub(crate) const AUDITED: Metric = Metric {
     name: "leno_audited_denials_total",
     kind: Kind::Counter,
     labels: request_labels!("reason"),
-    help: "Requests and byte streams that audit mode let in and strict mode would deny, by reason.",
+    help: "Requests and TCP streams that audit mode allowed and strict mode would deny, by reason.",
 };
 
 pub(crate) const RULE_HITS: Metric = Metric {
     name: "leno_rule_hits_total",
     kind: Kind::Counter,
     labels: &["kind", "namespace", "name", "rule"],
-    help: "Requests and byte streams that a rule decided.",
+    help: "Requests and TCP streams that matched a rule.",
 };
 
 pub(crate) const CONNECTIONS_REFUSED: Metric = Metric {
     name: "leno_connections_refused_total",
     kind: Kind::Counter,
     labels: &["reason"],
-    help: "Connections refused before any request, by reason.",
+    help: "Connections rejected before any request, by reason.",
 };
 
 pub(crate) const BUILD: Metric = Metric {
     name: "leno_build_info",
     kind: Kind::Gauge,
     labels: &["version"],
-    help: "Always 1; the label tells which version runs.",
+    help: "Always 1; the label has the version.",
 };
 
 pub(crate) const LOG_LINES_DROPPED: Metric = Metric {
     name: "leno_log_lines_dropped_total",
     kind: Kind::Counter,
     labels: &[],
-    help: "Lines of the process's log that were dropped because its output was blocked.",
+    help: "Log lines of the process that were dropped because its output was blocked.",
 };
 
 pub(crate) const PROCESS_CPU: Metric = Metric {
     name: "process_cpu_seconds_total",
     kind: Kind::Counter,
     labels: &[],
-    help: "CPU time that the process has used, in user and system mode.",
+    help: "Total user and system CPU time of the process.",
 };
 
 pub(crate) const PROCESS_MEMORY: Metric = Metric {
     name: "process_resident_memory_bytes",
     kind: Kind::Gauge,
     labels: &[],
-    help: "Memory of the process that is resident.",
+    help: "Resident memory of the process.",
 };
 
 #[cfg(test)]

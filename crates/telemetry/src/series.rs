@@ -100,9 +100,9 @@ pub struct SeriesSummary {
     pub p90: Duration,
     /// The 99th percentile of the durations.
     pub p99: Duration,
-    /// Bytes of bodies received from clients.
+    /// Request body bytes received from clients.
     pub bytes_in: u64,
-    /// Bytes of bodies sent to clients.
+    /// Response body bytes sent to clients.
     pub bytes_out: u64,
     /// The durations, to be merged with other series.
     pub durations: Histogram,

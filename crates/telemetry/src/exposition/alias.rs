@@ -65,28 +65,29 @@ pub(crate) struct Alias {
 /// The aliases of each cluster: `PREFIX_cluster_upstream_NAME`.
 const OF_CLUSTERS: &[(Alias, OfCluster)] = &[
     (alias("rq_total", "`leno_requests_total`"), |cluster| cluster.requests),
-    (alias("rq_timeout", "those with the reason `request-timeout` or `attempt-timeout`"), |it| {
-        it.reasons(&["request-timeout", "attempt-timeout"])
-    }),
-    (alias("rq_rx_reset", "those with the reason `upstream-reset`"), |it| {
+    (
+        alias("rq_timeout", "requests with the reason `request-timeout` or `attempt-timeout`"),
+        |it| it.reasons(&["request-timeout", "attempt-timeout"]),
+    ),
+    (alias("rq_rx_reset", "requests with the reason `upstream-reset`"), |it| {
         it.reasons(&["upstream-reset"])
     }),
     (
-        alias("rq_tx_reset", "those with the reason `downstream-closed` or `attempt-abandoned`"),
+        alias("rq_tx_reset", "requests with the reason `downstream-closed` or `attempt-abandoned`"),
         |it| it.reasons(&["downstream-closed", "attempt-abandoned"]),
     ),
     (
-        alias("rq_pending_overflow", "those with the reason `circuit-full` or `circuit-open`"),
+        alias("rq_pending_overflow", "requests with the reason `circuit-full` or `circuit-open`"),
         |it| it.reasons(&["circuit-full", "circuit-open"]),
     ),
     (
         alias(
             "rq_pending_failure_eject",
-            "those with the reason `connect-failed` or `upstream-handshake-failed`",
+            "requests with the reason `connect-failed` or `upstream-handshake-failed`",
         ),
         |it| it.reasons(&["connect-failed", "upstream-handshake-failed"]),
     ),
-    (alias("cx_connect_timeout", "those with the reason `connect-timeout`"), |it| {
+    (alias("cx_connect_timeout", "requests with the reason `connect-timeout`"), |it| {
         it.reasons(&["connect-timeout"])
     }),
     (alias("cx_tx_bytes_total", "`leno_request_bytes_total`: bodies, without heads"), |it| it.sent),
@@ -97,20 +98,20 @@ const OF_CLUSTERS: &[(Alias, OfCluster)] = &[
 
 /// The aliases of the whole sidecar, without a cluster.
 const OF_SIDECAR: &[(Alias, OfSidecar)] = &[
-    (alias("cluster_upstream_rq_retry", "`leno_retries_total`; of all clusters together"), |it| {
+    (alias("cluster_upstream_rq_retry", "`leno_retries_total`; all clusters together"), |it| {
         it.count(Count::Retries)
     }),
     (
         alias(
             "cluster_upstream_rq_retry_overflow",
-            "`leno_retries_over_budget_total`; of all clusters together",
+            "`leno_retries_over_budget_total`; all clusters together",
         ),
         |it| it.count(Count::RetriesOverBudget),
     ),
     (
         alias(
             "cluster_upstream_cx_active",
-            "`leno_connections{side=\"upstream\"}`; of all clusters together",
+            "`leno_connections{side=\"upstream\"}`; all clusters together",
         ),
         |it| it.gauge(Gauge::ConnectionsUpstream),
     ),
@@ -324,7 +325,7 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ),
     (
         "cluster_upstream_rq_retry_backoff_exponential",
-        "retries that waited are not told apart from those that did not need to",
+        "retries with and without a back-off are not counted separately",
     ),
     ("cluster_upstream_rq_retry_backoff_ratelimited", "as above"),
     (
@@ -333,11 +334,11 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ),
     (
         "cluster_upstream_cx_destroy_local_with_active_rq",
-        "a connection with requests under way is not closed from here, but for `downstream-closed`: see `rq_tx_reset`",
+        "the sidecar closes a connection with requests in progress only for `downstream-closed`: see `rq_tx_reset`",
     ),
     (
         "cluster_external_upstream_rq",
-        "what is not of the mesh is counted as connections: `leno_requests_total{protocol=\"outside\"}`",
+        "external destinations are counted as connections: `leno_requests_total{protocol=\"outside\"}`",
     ),
     ("cluster_external_upstream_rq_xx", "as above"),
     ("cluster_external_upstream_rq_completed", "as above"),

@@ -21,27 +21,27 @@ macro_rules! table {
 
 table! {
     WORKLOADS "leno_control_workloads" Gauge []
-        "Workloads in force.";
+        "Workloads in the configuration.";
     SERVICES "leno_control_services" Gauge []
-        "Services in force.";
+        "Services in the configuration.";
     PROXIES "leno_control_proxies" Gauge []
-        "Proxies connected now.";
+        "Connected proxies.";
     PROXIES_BEHIND "leno_control_proxies_behind" Gauge []
-        "Connected proxies that have not applied all they were told.";
+        "Connected proxies that have not applied every update sent to them (out of sync).";
     REJECTED "leno_control_rejected" Gauge []
-        "Documents refused as things stand.";
+        "Objects currently rejected.";
     CONDITIONS "leno_control_conditions" Gauge ["kind"]
-        "Conditions that break traffic now, as `leno status` lists them.";
+        "Conditions that currently break traffic, as listed by `leno status`.";
     CHANGES "leno_control_changes_total" Counter []
-        "Changes that were taken in.";
+        "Configuration changes received.";
     COMPILED "leno_control_compiled_total" Counter []
-        "Snapshots compiled because something that the proxy uses may have changed.";
+        "Snapshots compiled because an object that the proxy uses may have changed.";
     OFFERED "leno_control_offered_total" Counter []
-        "Snapshots sent because they differed from what the proxy knew.";
+        "Snapshots sent because they differed from the last one sent to the proxy.";
     APPLIED "leno_control_applied_total" Counter []
-        "Reports of proxies that they are up to date.";
+        "Acknowledgements (ACK) of proxies.";
     REFUSED "leno_control_refused_total" Counter []
-        "Deltas that proxies refused.";
+        "Updates that proxies rejected (NACK).";
     SENT "leno_control_sent_bytes_total" Counter []
         "Bytes sent to proxies, before encryption.";
     RECEIVED "leno_control_received_bytes_total" Counter []
@@ -49,31 +49,31 @@ table! {
     CERTIFICATES "leno_control_certificates_total" Counter []
         "Certificates signed.";
     CERTIFICATES_REFUSED "leno_control_certificates_refused_total" Counter []
-        "Joins and renewals that were refused.";
+        "Rejected joins and certificate renewals.";
     CONNECTIONS_REFUSED "leno_control_connections_refused_total" Counter ["reason"]
-        "Connections that ended badly, by reason.";
+        "Rejected or failed connections, by reason.";
     HALF_OPEN_EVICTED "leno_control_half_open_evicted_total" Counter []
-        "Connections ended to make room for others before the identity of their peer was proven.";
+        "Half-open connections evicted for newer ones before their peer was authenticated.";
     CONVERGENCE "leno_control_convergence_seconds" Histogram []
-        "From seeing a change until the last proxy that it concerns has applied it.";
+        "Time from the receipt of a change until the last affected proxy has applied it.";
     TOUCHED "leno_control_touched_total" Counter []
-        "Proxies that were told something new because of a change, summed over changes.";
+        "Proxies to which a change was pushed, summed over changes.";
     DELTA_BYTES "leno_control_delta_bytes_total" Counter []
-        "Bytes of the deltas that proxies have answered.";
+        "Bytes of the updates that proxies have acknowledged or rejected.";
     REPORTS "leno_control_reports_total" Counter []
-        "Messages of proxies that tell what they counted.";
+        "Metric reports received from proxies.";
     SERIES_FOLDED "leno_control_series_folded_total" Counter []
-        "Series in those messages that were not kept: they were evicted for newer ones, or they were about no service of the mesh.";
+        "Series of those reports that were not kept: evicted for newer ones, or not about a service of the mesh.";
     LOG_LINES_DROPPED "leno_control_log_lines_dropped_total" Counter []
-        "Lines of the process's log that were dropped because its output was blocked.";
+        "Log lines of the process that were dropped because its output was blocked.";
     KEY_SOURCES "leno_control_key_sources" Gauge ["state"]
-        "Places that keys of issuers are read from: all, those that could not be read the last time, and those without any keys in force.";
+        "JWKS endpoints and files of issuers: all, those whose last fetch failed, and those without valid keys.";
     KEY_READINGS "leno_control_key_readings_total" Counter ["result"]
-        "Readings of such places, by what came of them: other keys, the same, or none.";
+        "Fetches of JWKS endpoints and files, by result: changed keys, the same, or failed.";
     QUEUES "leno_control_queue_depth" Gauge ["queue"]
-        "What waits: updates of files, events of proxies, questions of operators, signatures, proxies that are due to be told, rounds that somebody has not applied.";
+        "Queue lengths: file updates, proxy events, operator queries, signatures, proxies with a pending push, pushes that a proxy has not applied.";
     METRIC_POINTS "leno_control_metric_points_total" Counter ["result"]
-        "Points of metrics that were pushed to a collector, by what became of them.";
+        "Metric data points pushed to a collector, by export result.";
 }
 
 /// A control plane metric of OSM, osm-edge and FSM with an equivalent here.
@@ -97,12 +97,12 @@ pub const ALIASES: &[ControlAlias] = &[
     alias(
         "proxy_response_send_success_count",
         Kind::Counter,
-        "`leno_control_offered_total`; of all proxies and types together",
+        "`leno_control_offered_total`; all proxies and types together",
     ),
     alias(
         "proxy_response_send_error_count",
         Kind::Counter,
-        "`leno_control_refused_total`: what proxies refused; of all proxies and types together",
+        "`leno_control_refused_total`: updates that proxies rejected; all proxies and types together",
     ),
     alias(
         "proxy_config_update_time",
@@ -129,18 +129,18 @@ const fn alias(name: &'static str, kind: Kind, means: &'static str) -> ControlAl
 pub(crate) const ABSENT: &[(&str, &str)] = &[
     (
         "k8s_api_event_count",
-        "events are joined to changes before anything is counted: see `leno_control_changes_total`",
+        "events are merged into changes before they are counted: see `leno_control_changes_total`",
     ),
-    ("proxy_reconnect_count", "who comes back is not told apart from who comes"),
+    ("proxy_reconnect_count", "reconnections are not distinguished from first connections"),
     (
         "proxy_xds_request_count",
-        "there is no xDS: proxies ask for nothing, they are told what changed",
+        "there is no xDS: the control plane pushes changes without a request of the proxy",
     ),
     (
         "proxy_max_connections_rejected",
         "such a connection is counted with other handshakes that failed",
     ),
-    ("cert_issued_time", "signing is counted and not timed"),
+    ("cert_issued_time", "signing is counted, its duration is not measured"),
     (
         "admission_webhook_response_total",
         "the API server counts the same: `apiserver_admission_webhook_admission_duration_seconds`",
@@ -153,7 +153,7 @@ pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("feature_flag_enabled", "there are no feature flags"),
     (
         "reconciliation_total",
-        "the control plane does not restore what was installed: that is left to the chart",
+        "the control plane does not restore installed objects: the chart does",
     ),
     ("ingress_broadcast_event_count", "there is one kind of change: `proxy_broadcast_event_count`"),
     ("gateway_broadcast_event_count", "as above"),

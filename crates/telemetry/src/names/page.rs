@@ -27,7 +27,7 @@ pub fn render() -> String {
 
 /// Renders the metrics of other products that are absent here.
 fn absent(out: &mut String, names: &[(&str, &str)]) {
-    out.push_str("| not here | because |\n|---|---|\n");
+    out.push_str("| absent | reason |\n|---|---|\n");
     for (name, reason) in names {
         out.push_str(&format!("| `{name}` | {reason} |\n"));
     }
@@ -45,37 +45,37 @@ fn rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a Metric>) {
 const PREFACE: &str = "\
 # Metrics
 
-What sidecars and the control plane expose, in the Prometheus text format 0.0.4, or in OpenMetrics
-1.0 where `Accept` asks for it, as Prometheus does. This page is generated from
+Sidecars and the control plane expose metrics in the Prometheus text format 0.0.4, or in OpenMetrics
+1.0 if the `Accept` header requests it, as that of Prometheus does. This page is generated from
 `crates/telemetry/src/names.rs` and `names/control.rs`; after a change there,
-`UPDATE_EXPECT=1 cargo test -p leno-telemetry` writes it anew.
+`UPDATE_EXPECT=1 cargo test -p leno-telemetry` updates it.
 
 ## A sidecar
 
-At `/metrics` of its admin page; at that of `--health` for the clients that `--metrics-from` lists; and, where the mesh is set
-so, [pushed to a collector](tracing.md#metrics-by-otlp) of OpenTelemetry.
+At `/metrics` of its admin page; at `/metrics` of `--health` for the clients that `--metrics-from` lists; and, if configured,
+[pushed to an OpenTelemetry Collector](tracing.md#metrics-by-otlp).
 
-Metrics name the services and accounts that a workload talks to, and `--health` is not protected by mutual TLS.
-`--metrics-from` has the addresses and ranges of its clients: `none` (the default), `any`, or a list such as
-`10.1.2.3,fd00::/64`; others get 403. Probes are open to all. In Kubernetes:
+Metrics contain the services and accounts that a workload calls, and mutual TLS does not protect `--health`.
+`--metrics-from` lists the addresses and ranges of permitted clients: `none` (the default), `any`, or a list such as
+`10.1.2.3,fd00::/64`; other clients get 403. Probes are open to all. In Kubernetes:
 
-| wish | how |
+| goal | configuration |
 |---|---|
 | probes only | the default |
 | Prometheus scrapes some pods | annotate them, or their namespace, `leno.dev/metrics: enabled` |
-| it scrapes from known addresses only | also `leno install --metrics-from 10.1.2.0/24` (with Helm `metricsFrom`), and restart the pods |
-| it scrapes gateways | `leno install --metrics-from any`, or with a list |
-| nothing is scraped | push metrics with [`spec.metrics`](tracing.md#metrics-by-otlp) |
+| Prometheus scrapes from known addresses only | also `leno install --metrics-from 10.1.2.0/24` (with Helm `metricsFrom`), and restart the pods |
+| Prometheus scrapes gateways | `leno install --metrics-from any`, or with a list |
+| no scraping | push metrics with [`spec.metrics`](tracing.md#metrics-by-otlp) |
 
-A request by a name that a site of the web may have is answered 421: use addresses, names without dots, or names below `.svc`,
+A request whose `Host` may be the name of a public web site gets 421: use addresses, names without dots, or names below `.svc`,
 `.cluster.local` or `.internal`.
 
-With `--application-metrics PORT/PATH` it reads those of the application each time and tells them
-behind its own: one scrape for both, which needs no way around mutual TLS. They are in the text
-format 0.0.4 then, at most 8 MiB and within 5 s. What has a name of ours is left out, such as
-`process_cpu_seconds_total`. What cannot be read is left out as a whole and counted in
-`leno_application_scrapes_total{result=\"failed\"}`; ours are there all the same. In Kubernetes the injector
-[sets it](kubernetes.md) where metrics are wanted and the pod says where its own are.
+With `--application-metrics PORT/PATH` the sidecar scrapes the application for each request and appends its metrics:
+one scrape for both, without an exception from mutual TLS. The response has the text
+format 0.0.4 then; the limits are 8 MiB and 5 s. Metrics with the name of a sidecar metric, such as
+`process_cpu_seconds_total`, are omitted. If the application's metrics are invalid, all of them are omitted and counted in
+`leno_application_scrapes_total{result=\"failed\"}`; the sidecar's metrics are served in any case. In Kubernetes the injector
+[sets the option](kubernetes.md) if metrics are enabled and the pod has the scrape annotations.
 
 ";
 
@@ -83,9 +83,9 @@ const CONTROL: &str = "
 ## The control plane
 
 At `/metrics` of its admin socket: `curl --unix-socket DATA/control.sock http://leno/metrics`. Prometheus
-speaks TCP only: `socat TCP-LISTEN:9901,bind=127.0.0.1,fork UNIX-CONNECT:DATA/control.sock` lets it in, and
-whoever else is on the machine. And at `leno control --health`; and, where the mesh is set so,
-[pushed to a collector](tracing.md#metrics-by-otlp) of OpenTelemetry.
+supports TCP only: `socat TCP-LISTEN:9901,bind=127.0.0.1,fork UNIX-CONNECT:DATA/control.sock` opens the socket to it and to
+every user of the machine. Also at `leno control --health`, and, if configured,
+[pushed to an OpenTelemetry Collector](tracing.md#metrics-by-otlp).
 
 ";
 
@@ -95,46 +95,45 @@ const LABELS: &str = r#"
 | label | values |
 |---|---|
 | `direction` | `inbound`: to the workload; `outbound`: from the workload |
-| `service` | the service that was called, `namespace/name`; `other` when there are more than 2048 sets of labels |
+| `service` | the destination service, `namespace/name`; `other` beyond 2048 label sets |
 | `port` | the port of the service; 0 for `other` |
-| `route` | the `HTTPRoute` that decided, `namespace/name`; empty without one |
-| `peer` | the verified identity at the other end; empty without one: on requests that came in, only where plaintext is accepted |
-| `protocol` | what was spoken; `outside` for connections to what is not of the mesh, whose service and port stay empty |
-| `code` | the class of the response's status, `1xx` to `5xx`; `000` when there was no response |
-| `cause` | why a policy removed an endpoint: `rate` (too large a share of its requests failed), `consecutive` (too many in a row), `probe` (it failed again) or `check` (its health checks failed) |
-| `decider` | what decided in place of the sidecar: `authorization` or `rate-limit`, a service of one of these kinds |
-| `reason` | why the request failed or the connection was refused, from the closed [list of reasons](errors.md); empty when the application answered |
-| `grpc_status` | how a gRPC call was answered, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for numbers that gRPC does not have; absent for anything else, and for a call that ended without an answer |
+| `route` | the `HTTPRoute` that selected the backend, `namespace/name`; empty without one |
+| `peer` | the verified identity of the peer; empty without one, which occurs inbound only if plaintext is accepted |
+| `protocol` | the protocol; `outside` for connections to destinations outside the mesh, whose service and port are empty |
+| `code` | the response code class, `1xx` to `5xx`; `000` without a response |
+| `cause` | the cause of an ejection: `rate` (failure rate), `consecutive` (consecutive failures), `probe` (a probe request failed) or `check` (health checks failed) |
+| `decider` | the type of the external service: `authorization` or `rate-limit` |
+| `reason` | the reason that the request failed or the connection was rejected, from the closed [list of reasons](errors.md); empty if the application responded |
+| `grpc_status` | the status of a gRPC call, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for undefined numbers; absent for other protocols, and for a call without a response |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
-| `fault` | what was injected: `delay` or `abort` |
-| `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans, points and lines: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them); of readings of keys: `changed`, `same` or `failed` |
-| `source` | `pool`: open already; `new`: opened for the request |
-| `table` | the table of a sidecar that was full: `unknown-services` (names of services that do not exist), `services`, `addresses` (of redirected connections), `names` (resolved by DNS) or `service-addresses` (given out by `leno up --netns`) |
-| `to` | what a circuit became: `open` or `closed` |
-| `kind` | the kind of the object that holds a rule; empty for rules that had no room |
+| `fault` | the injected fault: `delay` or `abort` |
+| `result` | the result of an attempt: `ok`, `failed` or `timeout`; of a mirrored request: `answered`, `failed` or `dropped`; of spans, data points and log records: `exported`, `overflowed` (the queue was full) or `refused` (the collector is unavailable or rejected them); of JWKS fetches: `changed`, `same` or `failed` |
+| `source` | `pool`: a reused connection; `new`: opened for the request |
+| `table` | the table of a sidecar that was full: `unknown-services` (names of services that do not exist), `services`, `addresses` (of redirected connections), `names` (resolved by DNS) or `service-addresses` (allocated by `leno up --netns`) |
+| `to` | the new state of a circuit breaker: `open` or `closed` |
+| `kind` | the kind of the object that contains the rule; empty for rules beyond the limit |
 | `namespace` | the namespace of that object |
-| `name` | its name; `other` for the rules beyond the first 1023 that decided something in this process |
-| `rule` | the rule in it: the name of those that have one, otherwise the place from 0; empty for a `TrafficTarget` and for what a circuit breaker turns away ([which decisions count](seeing.md#rules-that-decide)) |
+| `name` | its name; `other` for the rules beyond the first 1023 that matched in this process |
+| `rule` | the rule: its name, otherwise its index from 0; empty for a `TrafficTarget` and for requests that a circuit breaker rejects ([which decisions count](seeing.md#rules-that-decide)) |
 | `version` | the version of Leno |
-| `state` | of places that keys are read from: `all` of them, those `failing` the last time, those `without` any keys in force |
-| `queue` | what waits: `updates` of files, `events` of proxies, `questions` of operators, `signatures`, proxies `due` to be told, `rounds` that somebody has not applied |
+| `state` | of JWKS endpoints and files: `all`, those whose last fetch failed (`failing`), those `without` valid keys |
+| `queue` | the queue: `updates` of files, `events` of proxies, `questions` (operator queries), `signatures`, `due` (proxies with a pending push), `rounds` (pushes that a proxy has not applied) |
 
 ## gRPC
 
-A call of gRPC fails with HTTP status 200. Sidecars read `grpc-status` where they speak HTTP/2 with
-the one who calls or with the one who is called, from the trailers, or from the head of an answer
-that has nothing else. An answer without one counts as what gRPC's clients make of its HTTP status:
+A failed gRPC call has HTTP status 200. Sidecars read `grpc-status` if they speak HTTP/2 with
+the client or the server, from the trailers, or from the header of a trailers-only response.
+A response without it counts with the status that gRPC clients derive from its HTTP status:
 `UNKNOWN` for 200, `UNAVAILABLE` for 503. A failure of the mesh has a `reason` as well.
 
 A rejection by one sidecar has the same `reason` in the counts of both sides: the client's sidecar
 reads it from the connection to the verified sidecar of the server, which is a link or `leno-http/1`.
-A response of the application has none, also where it carries a `leno-reason` field.
+A response of the application has none, even with a `leno-reason` header.
 
 In success rates (`leno get`, the admin page) a request is a success when it has no `reason`, its
 status is below 500, and its `grpc_status` is none of `UNKNOWN`, `DEADLINE_EXCEEDED`,
-`UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`: those that the semantic conventions of
-OpenTelemetry call errors of a server. The others are answers. The same rule holds on both sides of
-a call, so that both count alike. In Prometheus:
+`UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`: the server errors of the OpenTelemetry
+semantic conventions. The same rule applies on both sides of a call, so that both have the same counts. In Prometheus:
 
 ```
 sum by (service) (rate(leno_requests_total{direction="inbound",reason="",code!="5xx",
@@ -144,8 +143,8 @@ sum by (service) (rate(leno_requests_total{direction="inbound",reason="",code!="
 
 ## Durations
 
-Durations are kept in buckets no wider than an eighth of what they hold, so that quantiles are
-exact to 6 %; a limit of the exposed histogram falls on the nearest of them.
+Durations are kept in buckets whose width is at most an eighth of their value, so that quantiles are
+exact to 6 %; the boundaries of the exposed histogram are the nearest ones.
 
 In OpenMetrics a bucket has the last request of a sampled [trace](tracing.md) that fell into it as its
 exemplar, with `trace_id`. Prometheus keeps them with `--enable-feature=exemplar-storage`.
@@ -154,11 +153,11 @@ exemplar, with `trace_id`. Prometheus keeps them with `--enable-feature=exemplar
 const ALIASES: &str = "
 ## Names of OSM and FSM
 
-Dashboards and scripts that were written for OSM, osm-edge or FSM find their names on request:
-`/metrics?names=osm` has those of OSM with Envoy, `/metrics?names=fsm` those of osm-edge and FSM with Pipy,
-each beside ours and always in the text format. Let Prometheus ask with `params: {names: [osm]}`. They are filled
-from what is counted here: where it says less than the original did, that is said. Clusters are called
-`NAMESPACE/SERVICE|PORT`; only what the workload itself calls makes one.
+Dashboards and scripts for OSM, osm-edge or FSM get the metric names of these products on request:
+`/metrics?names=osm` adds those of OSM with Envoy, `/metrics?names=fsm` those of osm-edge and FSM with Pipy,
+always in the text format. Configure Prometheus with `params: {names: [osm]}`. Their values come
+from the metrics on this page; the table states where they are less detailed than the original. Clusters have the name
+`NAMESPACE/SERVICE|PORT`; only services that the workload calls are clusters.
 
 | OSM | osm-edge, FSM | here |
 |---|---|---|
@@ -166,26 +165,26 @@ from what is counted here: where it says less than the original did, that is sai
 
 const ALIASES_END: &str = "\
 | `envoy_cluster_upstream_rq_xx` | `sidecar_cluster_upstream_rq_xx` | `leno_requests_total` by `code`; the label `envoy_response_code_class` (`sidecar_…`) has the first digit |
-| `envoy_local_rate_limit_inbound` | `sidecar_local_rate_limit_inbound` | requests that came in, with the reason `rate-limited`; `label` is `NAMESPACE/SERVICE_PORT_PROTOCOL.rate_limited` |
-| `envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited` | `http_local_rate_limiter{http_local_rate_limit=\"rate_limited\"}` | the same of HTTP alone, of all services together |
-| `osm_request_total` | `fsm_request_total` | `leno_requests_total` of what the workload calls, by service; `response_code` has the class, such as `2xx` |
+| `envoy_local_rate_limit_inbound` | `sidecar_local_rate_limit_inbound` | inbound requests with the reason `rate-limited`; `label` is `NAMESPACE/SERVICE_PORT_PROTOCOL.rate_limited` |
+| `envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited` | `http_local_rate_limiter{http_local_rate_limit=\"rate_limited\"}` | the same for HTTP only, all services together |
+| `osm_request_total` | `fsm_request_total` | outbound `leno_requests_total`, by service; `response_code` has the class, such as `2xx` |
 | `osm_request_duration_ms` | `fsm_request_duration_ms` | `leno_request_duration_seconds`, in milliseconds |
 
 The labels `source_namespace`, `source_name` and `source_pod` name the workload, `destination_namespace` and
-`destination_name` the service; for OSM `-` in them is `_`, as OSM has it. Not there, since a sidecar does not know them:
-`source_kind`, `destination_kind` and `destination_pod`. Of the names with `envoy_` or `sidecar_`:
+`destination_name` the service; for OSM `-` is replaced by `_`, as in OSM. A sidecar does not have the values of
+`source_kind`, `destination_kind` and `destination_pod`. Absent names with `envoy_` or `sidecar_`:
 
 ";
 
 const CONTROL_ALIASES: &str = "
-The control plane tells these of its own, on request in the same way (the control plane of osm-edge has the names of OSM):
+The control plane has these aliases, requested in the same way (the control plane of osm-edge has the names of OSM):
 
 | OSM, osm-edge | FSM | here |
 |---|---|---|
 ";
 
 const CONTROL_ALIASES_END: &str = "
-Of its other names none would say the same; [its own metrics](#the-control-plane) stand for them.
+Its other metrics have no equivalent; use [the control plane's metrics](#the-control-plane).
 
 ";
 
