@@ -229,7 +229,7 @@ impl ControlArgs {
         let mut hangups = stop::Hangups::new()?;
         let health = match self.health {
             Some(address) => Some(Health::open(address).await.with_context(|| {
-                format!("health cannot be told at {address}; use --health with a free address")
+                format!("cannot serve health at {address}; use --health with a free address")
             })?),
             None => None,
         };
@@ -278,7 +278,7 @@ impl ControlArgs {
             ended = control.ended() => Err(anyhow::Error::from(ended)),
             ended = kubernetes::ended(&mut cluster) => Err(ended),
         };
-        tracing::info!("the control plane shuts down; sidecars go on with what they know");
+        tracing::info!("the control plane shuts down; sidecars keep their configuration");
         if let Some(health) = &health {
             health.ending();
         }

@@ -71,7 +71,7 @@ impl InterceptArgs {
                 outbound = OUTBOUND_PORT,
                 inbound = INBOUND_PORT,
                 uid = self.uid,
-                "connections lead to the sidecar"
+                "connections are redirected to the sidecar"
             );
         }
         Ok(ExitCode::SUCCESS)

@@ -196,7 +196,7 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
         let created = path.parent().map_or(Ok(()), create_private_directory);
         match created.and_then(|()| bind(path)) {
             Ok(listener) => {
-                tracing::warn!(path = %path.display(), "the admin socket was removed; it is made again");
+                tracing::warn!(path = %path.display(), "the admin socket was removed; creating it again");
                 return Some(listener);
             }
             Err(error) if !is_reported => {

@@ -135,11 +135,11 @@ impl OwnFiles {
             match self.files.write(directory) {
                 Ok(()) => tracing::warn!(
                     path = %directory.display(),
-                    "the data directory was removed; the authority is made again"
+                    "the data directory was removed; writing the authority again"
                 ),
                 Err(error) => tracing::error!(
                     path = %directory.display(), %error,
-                    "the data directory was removed and the authority cannot be made again yet"
+                    "the data directory was removed and the authority cannot be written again yet"
                 ),
             }
         }
@@ -271,7 +271,7 @@ impl FollowedFile {
             if self.file.add_former(known)? {
                 tracing::warn!(
                     workloads = known.len(),
-                    "the file of revoked workloads was removed; it is written again"
+                    "the file of revoked workloads was removed; writing it again"
                 );
             }
         }

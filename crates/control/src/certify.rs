@@ -437,14 +437,14 @@ pub(crate) enum CertifyError {
     /// As `UnknownWorkload`, for a client without a certificate.
     #[error("there is no Workload {0}: create it first")]
     Stranger(WorkloadName),
-    #[error("{0} is revoked: the MeshConfig says so")]
+    #[error("{0} is revoked by the MeshConfig")]
     Revoked(ServiceAccount),
     #[error(
         "workload {0} is revoked: take it out of `spec.revoked` of the MeshConfig, or use `leno \
          revoke --undo`"
     )]
     RevokedWorkload(WorkloadName),
-    #[error("too many certificates are being signed: try again")]
+    #[error("too many certificates are being signed: retry later")]
     Busy,
     /// The review of a token failed.
     #[error(transparent)]
@@ -509,7 +509,7 @@ static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 fn decline(answer: CertificateAnswer, error: &CertifyError) {
     // Any source could fill the log with these.
     if matches!(error, CertifyError::NoReview(_) | CertifyError::Busy | CertifyError::Stranger(_)) {
-        tracing::debug!(%error, "a certificate is refused");
+        tracing::debug!(%error, "certificate request rejected");
         answer.send(Err(error.explained())).ok();
         return;
     }
@@ -523,7 +523,7 @@ fn decline(answer: CertificateAnswer, error: &CertifyError) {
             | CertifyError::Authority(_) => {
                 tracing::error!(%error, suppressed, "a certificate cannot be made");
             }
-            _ => tracing::warn!(%error, suppressed, "a certificate is refused"),
+            _ => tracing::warn!(%error, suppressed, "certificate request rejected"),
         }
     }
     // The client may have disconnected.

@@ -46,6 +46,6 @@ pub enum ReviewError {
     #[error("{0}")]
     Repeated(String),
     /// The review is unavailable now.
-    #[error("whose a token is cannot be found out: {0}")]
+    #[error("the token cannot be reviewed: {0}")]
     Unavailable(String),
 }

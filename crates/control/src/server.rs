@@ -203,13 +203,13 @@ pub(crate) fn identity(peer: &Peer) -> String {
 enum ConnectionError {
     #[error("the socket failed: {0}")]
     Socket(io::Error),
-    #[error("too many connections of this identity: a newer one takes its place")]
+    #[error("too many connections of this identity: a newer one replaces it")]
     Crowd,
     #[error("the handshake was not finished in time")]
     Late,
     #[error("the handshake failed: {0}")]
     Handshake(io::Error),
-    #[error("the peer asked for neither protocol of the control plane")]
+    #[error("the peer offered no protocol of the control plane")]
     Protocol,
     #[error("the peer showed no certificate")]
     Anonymous,

@@ -39,7 +39,7 @@ impl Remarks {
         self.locations = update.locations;
         // An update lists all rejected documents; each is logged once.
         for rejected in update.rejected.iter().filter(|now| !self.rejected.contains(now)) {
-            tracing::warn!(%rejected, "a document is refused; an earlier good one, if any, stays in force");
+            tracing::warn!(%rejected, "document rejected; the last valid version, if any, stays in use");
         }
         self.rejected = update.rejected;
         let changes = update.changes.into_iter();

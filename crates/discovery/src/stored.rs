@@ -57,13 +57,13 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Delta, UnusableWorld> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableWorld {
     /// The magic number is missing, or the file was written by another version.
-    #[error("this is not a stored world of this version: delete the file")]
+    #[error("not a stored configuration of this version: delete the file")]
     Foreign,
     /// The checksum does not match.
-    #[error("the stored world is damaged: delete the file")]
+    #[error("the stored configuration is damaged: delete the file")]
     Damaged,
     /// The content is not a valid configuration.
-    #[error("the stored world is invalid ({0}): delete the file")]
+    #[error("the stored configuration is invalid ({0}): delete the file")]
     Invalid(String),
 }
 

@@ -236,7 +236,7 @@ pub enum CredentialError {
     #[error("the certificate is not for this private key")]
     Key(#[source] rustls::Error),
     /// Peers would refuse it.
-    #[error("the certificate chain does not lead to a trusted root")]
+    #[error("the certificate chain does not end at a trusted root")]
     Chain(#[source] rustls::Error),
     /// The trust bundle that came with it.
     #[error(transparent)]

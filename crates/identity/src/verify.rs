@@ -91,7 +91,7 @@ pub enum VerifyError {
         expected: TrustDomain,
     },
     /// The same of a guest.
-    #[error("the peer is the guest `{found}`, of another trust domain than `{expected}`")]
+    #[error("the peer is the external client `{found}`, of another trust domain than `{expected}`")]
     ForeignGuest {
         /// Who the peer is.
         found: GuestId,
@@ -99,7 +99,7 @@ pub enum VerifyError {
         expected: TrustDomain,
     },
     /// A guest that is called nothing, or something that is no name.
-    #[error("the certificate of a guest has no name of the DNS, or one that is none")]
+    #[error("the certificate of an external client has no DNS name, or an invalid one")]
     GuestNames,
     /// A company's root vouches for it, and the mesh's own intermediate does not.
     #[error(

@@ -126,7 +126,7 @@ impl SharedAuthority {
                     self.restore().await;
                 }
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "the Secret `{AUTHORITY_SECRET}` is not told by the API server");
+                    tracing::warn!(%error, "cannot watch the Secret `{AUTHORITY_SECRET}`");
                 }
                 None => {
                     looked = looked.wrapping_add(1);
@@ -248,7 +248,7 @@ impl SharedAuthority {
             }
             Err(error) if is_conflict(&error) => {
                 tracing::warn!(
-                    "the authority was changed here and elsewhere: what is elsewhere counts"
+                    "the authority was changed here and in the Secret: the Secret takes precedence"
                 );
             }
             Err(error) => {
@@ -303,7 +303,7 @@ pub enum SharedError {
     )]
     Lost,
     /// The Secret was deleted during startup.
-    #[error("the Secret `{AUTHORITY_SECRET}` is being removed by somebody: start again")]
+    #[error("the Secret `{AUTHORITY_SECRET}` is being deleted: start again")]
     Gone,
     /// The Secret lacks keys.
     #[error(

@@ -70,7 +70,7 @@ impl Node {
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The API server request failed.
-    #[error("the API server does not tell: {0}")]
+    #[error("the API server did not respond: {0}")]
     Api(#[from] ApiError),
     /// A newer pod has this name.
     #[error("there is another pod of that name by now")]

@@ -46,7 +46,7 @@ pub async fn follow(
                 });
             }
             Some(Err(error)) => {
-                tracing::warn!(%error, "the other control planes are not told by the API server");
+                tracing::warn!(%error, "cannot watch the other control planes");
             }
             None => return,
         }

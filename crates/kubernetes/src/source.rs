@@ -306,7 +306,7 @@ impl Joined {
                     tracing::debug!(kind, why, "as before")
                 }
                 _ => {
-                    tracing::warn!(kind, why, "the API server cannot be asked; what is known stays")
+                    tracing::warn!(kind, why, "API server unavailable; keeping the known state")
                 }
             }
         }

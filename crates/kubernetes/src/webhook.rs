@@ -71,7 +71,7 @@ pub enum WebhookError {
     #[error(transparent)]
     Clients(#[from] ClientAuthoritiesError),
     /// The task that maintains the certificates has ended, which it never does.
-    #[error("nobody keeps the webhook's certificates any more")]
+    #[error("the task that renews the webhook's certificates has ended")]
     Keys,
 }
 

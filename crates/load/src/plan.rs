@@ -249,7 +249,7 @@ pub enum InvalidPlan {
         name: String,
     },
     /// Requests in absolute form require HTTP/1.1.
-    #[error("an HTTP proxy is asked in HTTP/1.1: leave out either the proxy or HTTP/2")]
+    #[error("requests to an HTTP proxy use HTTP/1.1: omit either the proxy or HTTP/2")]
     ProxyWithHttp2,
     /// The request is invalid in HTTP/1.1.
     #[error("target `{name}`: not a valid request, correct it: {rule}")]

@@ -51,11 +51,11 @@ impl<C: Counts> Fate<C> {
                 self.counts.refused((*refused).min(count));
                 let is_well = *refused == 0;
                 match (std::mem::replace(&mut self.is_well, is_well), is_well) {
-                    (false, true) => tracing::info!("the collector takes {what} again"),
+                    (false, true) => tracing::info!("the collector accepts {what} again"),
                     (true, false) => tracing::warn!(
                         refused,
                         why = parcel::told(why.as_bytes()),
-                        "the collector refuses a part of {what}; that is counted"
+                        "the collector rejects a part of {what}; the loss is counted"
                     ),
                     (true, true) | (false, false) => {}
                 }
@@ -63,7 +63,7 @@ impl<C: Counts> Fate<C> {
             Err(error) => {
                 self.lost(count);
                 if std::mem::replace(&mut self.is_well, false) {
-                    tracing::warn!(%error, "{what} cannot be exported; that is counted");
+                    tracing::warn!(%error, "{what} cannot be exported; the loss is counted");
                 }
             }
         }

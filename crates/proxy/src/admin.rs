@@ -243,7 +243,7 @@ async fn of_application(admin: &Admin) -> String {
             if was_well && let Some(line) = admin.scraping.logs.borrow_mut().permit(Instant::now())
             {
                 let suppressed = line.suppressed;
-                tracing::warn!(%error, suppressed, "the application's metrics are not told");
+                tracing::warn!(%error, suppressed, "the application's metrics are omitted");
             }
             String::new()
         }

@@ -80,13 +80,13 @@ impl ApplicationMetrics {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unread {
     /// The application does not accept the connection.
-    #[error("nobody answers there: {0}")]
+    #[error("no response: {0}")]
     Unreachable(std::io::Error),
     /// The scrape timed out.
     #[error("they were not there within {READ_MAX:?}")]
     Late,
     /// Too many scrapes are in progress.
-    #[error("too many ask for them at once")]
+    #[error("too many concurrent scrapes")]
     Busy,
     /// The response is not HTTP, or is too large.
     #[error("the answer cannot be read: {0}")]

@@ -143,7 +143,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
         };
         if let Some(line) = worker.log_line(peer) {
             let (reason, suppressed) = (reason.label(), line.suppressed);
-            tracing::info!(%peer, reason, suppressed, "a connection is cut: it is refused now");
+            tracing::info!(%peer, reason, suppressed, "connection closed: it is no longer permitted");
         }
         worker.shard.refuse(reason.label());
         note_plaintext(worker, reason, port, peer);
@@ -171,7 +171,7 @@ async fn allowed_in_clear(
     if until(served.as_mut(), refused, &io).await == Ended::Cut {
         if let Some(line) = worker.log_line(peer) {
             let suppressed = line.suppressed;
-            tracing::info!(%peer, suppressed, "a connection without mutual TLS is cut: it is refused now");
+            tracing::info!(%peer, suppressed, "connection without mutual TLS closed: plaintext is no longer permitted");
         }
         worker.shard.refuse(Reason::PlaintextRefused.label());
         note_plaintext(worker, Reason::PlaintextRefused, port, peer);
@@ -412,7 +412,7 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
     let occupant = match worker.world.occupant(at.ip(), patience).await {
         Ok(occupant) => occupant,
         Err(reason) => {
-            tracing::debug!(%at, reason = reason.label(), "nobody says what is there");
+            tracing::debug!(%at, reason = reason.label(), "no configuration for this address");
             worker.shard.refuse(reason.label());
             return io.reset();
         }

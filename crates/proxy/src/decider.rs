@@ -166,9 +166,9 @@ impl Contact {
         let Some(suppressed) = line.map(|line| line.suppressed) else { return };
         match answer {
             Err(error) => {
-                tracing::warn!(decider = %self.at, %error, suppressed, "a decider does not answer; what is not decided is counted");
+                tracing::warn!(decider = %self.at, %error, suppressed, "check service does not respond; failed checks are counted");
             }
-            Ok(_) => tracing::info!(decider = %self.at, suppressed, "a decider answers again"),
+            Ok(_) => tracing::info!(decider = %self.at, suppressed, "check service responds again"),
         }
     }
 }

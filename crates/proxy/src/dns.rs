@@ -41,7 +41,7 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
         let (follower, socket) = (follower.clone(), socket.clone());
         tokio::task::spawn_local(async move {
             if let Err(error) = answer(&follower, &socket, &query, client).await {
-                tracing::debug!(%error, "a look-up could not be answered");
+                tracing::debug!(%error, "DNS response not sent");
             }
             drop(slot);
         });

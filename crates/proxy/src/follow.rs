@@ -228,7 +228,9 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
             tokio::time::sleep(pause(lost, failures, control.len(), draw)).await;
         }
         if control.is_empty() {
-            return tracing::warn!("no control plane is configured; serving the stored world");
+            return tracing::warn!(
+                "no control plane is configured; using the stored configuration"
+            );
         }
     }
 }
@@ -238,11 +240,13 @@ fn stored_world(follower: &Follower) -> Subscriber {
     let subscriber = follower.state.subscriber();
     let Some(update) = subscriber.update() else { return subscriber };
     if update.snapshot.plan.workload != follower.config.workload {
-        tracing::warn!("the stored world is another workload's; waiting for a new one");
+        tracing::warn!(
+            "the stored configuration belongs to another workload; waiting for a new one"
+        );
         return Subscriber::new();
     }
     if let Err(error) = follower.world.swap(update) {
-        tracing::warn!(%error, "the stored world cannot be used; waiting for a new one");
+        tracing::warn!(%error, "the stored configuration is unusable; waiting for a new one");
         return Subscriber::new();
     }
     follower.keeper.note_stored(update.clone());

@@ -24,7 +24,7 @@ pub(crate) async fn finished<T>(
             Some(accepted)
         }
         Err(reason) => {
-            tracing::debug!(%peer, reason = reason.label(), "a connection was refused");
+            tracing::debug!(%peer, reason = reason.label(), "connection rejected");
             worker.shard.add(Count::DownstreamHandshakeFailed, 1);
             worker.shard.refuse(reason.label());
             None

@@ -64,7 +64,7 @@ impl Keeper {
                 state.keep_world(&update.to_bytes());
             });
             if written.await.is_err() {
-                tracing::error!("writing the world to disk panicked");
+                tracing::error!("writing the configuration to disk panicked");
             }
             if !self.ending.get() {
                 tokio::select! {

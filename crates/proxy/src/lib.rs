@@ -133,7 +133,7 @@ pub enum StartError {
         cause: std::io::Error,
     },
     /// The health address cannot be bound.
-    #[error("health cannot be told at {address}: {cause}; use --health with a free address")]
+    #[error("cannot serve health at {address}: {cause}; use --health with a free address")]
     Health {
         /// The address.
         address: SocketAddr,
@@ -463,7 +463,7 @@ async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
         Some(())
     };
     if !matches!(tokio::time::timeout(FAREWELL_MAX, told).await, Ok(Some(()))) {
-        tracing::debug!("the control plane was not told; it will notice");
+        tracing::debug!("the goodbye was not sent to the control plane");
     }
 }
 

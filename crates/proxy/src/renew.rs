@@ -105,7 +105,9 @@ fn expire(follower: &Follower) {
              new token"
         ),
         OnExpiry::Fail => {
-            tracing::error!("the certificate has expired: this sidecar ends, as it was told to");
+            tracing::error!(
+                "the certificate has expired: this sidecar exits because of --on-expiry fail"
+            );
             follower.fatal.end(StartError::Expired);
         }
     }
@@ -170,7 +172,7 @@ pub(crate) enum Unusable {
     OtherWorkload,
     #[error("the control plane did not answer")]
     Unanswered,
-    #[error("the control plane refused: {0}")]
+    #[error("the control plane rejected the request: {0}")]
     Refused(String),
 }
 

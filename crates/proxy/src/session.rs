@@ -213,7 +213,7 @@ impl Session {
         let line = self.worker.logs.permit(source, Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
-                "audit: let in, strict mode would deny it");
+                "audit: allowed; strict mode would deny it");
         }
     }
 

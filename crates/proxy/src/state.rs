@@ -66,7 +66,7 @@ impl StateDir {
             },
         };
         if let Err(error) = remove_drafts(path) {
-            tracing::warn!(%error, "drafts of the run before cannot be removed from the state directory");
+            tracing::warn!(%error, "temporary files of the previous run cannot be removed from the state directory");
         }
         let lock = Arc::new(Mutex::new(lock));
         let (written, unwritten, failed) = (Arc::default(), Arc::default(), Arc::default());
@@ -105,7 +105,7 @@ impl StateDir {
     pub(crate) fn restore(&self, world: Option<&[u8]>) {
         if let Err(error) = self.lock_again() {
             if self.unwritten().failed(LOCK_FILE, b"", &error) {
-                tracing::warn!(%error, "the state directory was removed and cannot be made again yet");
+                tracing::warn!(%error, "the state directory was removed and cannot be created again yet");
             }
             return;
         }
@@ -129,7 +129,7 @@ impl StateDir {
         }
         create_private_directory(&self.path)?;
         *lock = Lock::Held(locked(&self.path)?);
-        tracing::warn!(path = %self.path.display(), "the state directory was removed; it is made again");
+        tracing::warn!(path = %self.path.display(), "the state directory was removed; creating it again");
         Ok(())
     }
 
@@ -160,7 +160,7 @@ impl StateDir {
             return Subscriber::new();
         };
         Subscriber::from_bytes(&bytes).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the stored world cannot be used; waiting for a new one");
+            tracing::warn!(%error, "the stored configuration is unusable; waiting for a new one");
             Subscriber::new()
         })
     }

@@ -263,7 +263,7 @@ pub(crate) async fn accept_stranger(
     tcp: TcpStream,
 ) -> Result<TlsStream<TcpStream>, Reason> {
     let failed = |error: &io::Error| {
-        tracing::debug!(%error, "a session with a stranger failed");
+        tracing::debug!(%error, "TLS session with an external client failed");
         handshake::reason(worker, error)
     };
     let hello = read_hello(half_open, tcp).await.map_err(|(error, _)| failed(&error))?;

@@ -186,7 +186,7 @@ impl Worker {
         }
         let keys = JwtKeys::parse(text).map(Rc::new);
         if let Err(error) = &keys {
-            tracing::warn!(%error, "the keys of an issuer cannot be used; its tokens are refused");
+            tracing::warn!(%error, "invalid keys of an issuer; its tokens are rejected");
         }
         if known.len() >= JWT_KEYS_MAX {
             known.clear();

@@ -71,7 +71,7 @@ pub async fn watch(
 
 /// The reader failed: a defect of this program.
 #[derive(Debug, thiserror::Error)]
-#[error("the reader of the files failed; the last good state stays, restart to watch again")]
+#[error("the file reader failed; the last valid state stays in use, restart to watch again")]
 pub struct WatchError(#[source] tokio::task::JoinError);
 
 /// Waits for a change, and then until nothing has changed for a while; says when it began. Gives

@@ -495,7 +495,7 @@ fn a_directory_that_another_user_made_in_its_place_is_not_used() {
     };
     // At once: no process of the mesh makes it meanwhile.
     renameat_with(CWD, &data, CWD, &other, RenameFlags::EXCHANGE).unwrap();
-    for what in ["the admin socket cannot be made again", "the authority cannot be made again"] {
+    for what in ["the admin socket cannot be made again", "the authority cannot be written again"] {
         let line = mesh.wait_for_line(what, Duration::from_secs(60));
         assert!(line.contains(&problem) && line.contains(hint), "{line}");
     }

@@ -34,7 +34,7 @@ async fn converse(stream: TcpStream) {
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service_fn(take));
     if let Err(error) = served.await {
-        tracing::debug!(%error, "somebody left before the answer");
+        tracing::debug!(%error, "the client disconnected before the response");
     }
 }
 

@@ -67,7 +67,9 @@ impl NodeArgs {
             self.take_out()?;
             tracing::info!("the plugin is taken out of the node's network");
         } else {
-            tracing::info!("the plugin stays: pods of the mesh wait until we are back");
+            tracing::info!(
+                "the plugin stays installed: pods of the mesh wait until the node agent is back"
+            );
         }
         Ok(())
     }

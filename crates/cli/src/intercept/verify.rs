@@ -15,7 +15,7 @@ use socket2::SockRef;
 pub(super) fn verify() -> anyhow::Result<()> {
     for nowhere in NOWHERE {
         if is_led_here(nowhere)? {
-            tracing::info!("connections lead to the sidecar");
+            tracing::info!("connections are redirected to the sidecar");
             return Ok(());
         }
     }

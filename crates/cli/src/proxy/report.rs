@@ -134,7 +134,7 @@ async fn report<F: Fn() -> u64>(
         if let Some(states) = listeners {
             if logged.as_ref() != Some(&states) {
                 for (name, address) in &states.open {
-                    tracing::info!(name, %address, "a door is open");
+                    tracing::info!(name, %address, "a listener is open");
                 }
                 logged = Some(Arc::clone(&states));
             }

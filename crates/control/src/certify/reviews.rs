@@ -47,7 +47,7 @@ pub(crate) enum NoReview {
     )]
     Barred(IpAddr),
     /// Too many joins are queued.
-    #[error("too many tokens from {0} wait for a review: try again")]
+    #[error("too many tokens from {0} are waiting for a review: retry later")]
     Crowded(IpAddr),
 }
 

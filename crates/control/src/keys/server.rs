@@ -45,11 +45,11 @@ enum NoAnswer {
     NotPermitted,
     #[error("cannot be verified: {0}")]
     Unverified(#[from] NoSession),
-    #[error("cannot be asked: {0}")]
+    #[error("the request failed: {0}")]
     Question(#[from] hyper::http::Error),
     #[error("does not answer in HTTP: {0}")]
     Http(#[from] hyper::Error),
-    #[error("answers {0}, and nobody follows it elsewhere: name the place itself")]
+    #[error("returned redirect {0}; redirects are not followed, configure the final URL")]
     Elsewhere(StatusCode),
     #[error("answers {0}")]
     Status(StatusCode),
@@ -57,7 +57,7 @@ enum NoAnswer {
     TooLarge,
     #[error("breaks off in its answer: {0}")]
     Broken(Box<dyn std::error::Error + Send + Sync>),
-    #[error("answers with what is no text")]
+    #[error("returned a body that is not text")]
     NoText,
 }
 

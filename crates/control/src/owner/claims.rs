@@ -61,7 +61,7 @@ impl Owner {
     pub(super) fn claim(&self, peer: &Peer, workload: &WorkloadName) -> Result<(), Rejection> {
         let MeshConfig { trust_domain, revoked, .. } = self.mesh.config();
         if revoked.contains(&peer.id.account) {
-            let reason = format!("{} is revoked: the MeshConfig says so", peer.id.account);
+            let reason = format!("{} is revoked by the MeshConfig", peer.id.account);
             return Err(reason.into());
         }
         if self.mesh.revocations().covers_workload(workload, peer.instance.as_ref()) {

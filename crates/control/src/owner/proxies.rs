@@ -49,7 +49,7 @@ impl Owner {
             self.note_rejected(&workload, &rejection, now.clock);
             let reason = rejection.reason;
             if line.is_some() {
-                tracing::warn!(%workload, %reason, suppressed, "a proxy is refused");
+                tracing::warn!(%workload, %reason, suppressed, "proxy rejected");
             }
             contact.dismiss(reason);
             return Answered::AtOnce;
@@ -111,7 +111,7 @@ impl Owner {
         if let Some(contact) = self.audience.part(connection, now.clock) {
             if let Some(line) = self.logs.permit(identity(&contact.peer), now.clock.into_std()) {
                 let suppressed = line.suppressed;
-                tracing::warn!(workload = %contact.workload, %reason, suppressed, "a proxy has to go");
+                tracing::warn!(workload = %contact.workload, %reason, suppressed, "disconnecting proxy");
             }
             self.succeed(&contact.workload, connection, now);
             contact.dismiss(reason);

@@ -119,7 +119,7 @@ impl Maker {
         if let Some(why) = &refused
             && known != Some(why)
         {
-            tracing::warn!(gateway = %wish.name, why, "what runs for a gateway cannot be made");
+            tracing::warn!(gateway = %wish.name, why, "cannot create the objects of a gateway");
             self.tell(wish, why).await;
         }
         let (wish, settings) = (wish.clone(), settings.clone());

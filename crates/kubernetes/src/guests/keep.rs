@@ -196,7 +196,7 @@ impl Keeper {
         if kept.outcome.as_ref() == Some(&outcome) {
             return;
         }
-        tracing::warn!(secret = %name, of = %kept.wish.owner, why, "the Secret of a guest is not seen to");
+        tracing::warn!(secret = %name, of = %kept.wish.owner, why, "certificate Secret not reconciled");
         if kept.is_wanted && is_told {
             kept.outcome = Some(outcome);
         }
@@ -269,7 +269,7 @@ async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<
         Some(NOT_FOUND) if !is_new => Trouble::Passing(error.to_string()),
         _ => trouble(&error),
     })?;
-    tracing::info!(secret = %wish.id.secret, of = %wish.owner, "the certificate of a guest is made");
+    tracing::info!(secret = %wish.id.secret, of = %wish.owner, "certificate issued for an external client");
     match judge(&written, wish, terms) {
         Finding::Good(until) => {
             Ok(Good { version: written.metadata.resource_version, until, edition })
@@ -293,7 +293,7 @@ async fn remove(api: &ObjectApi<Secret>, wish: &GuestWish) -> Result<(), Trouble
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match api.delete(&name, &parameters).await {
         Ok(()) => {
-            tracing::info!(secret = %wish.id.secret, of = %wish.owner, "a guest is no more: its Secret is removed");
+            tracing::info!(secret = %wish.id.secret, of = %wish.owner, "external client removed: deleting its Secret");
             Ok(())
         }
         Err(error) if error.code() == Some(NOT_FOUND) => Ok(()),

@@ -54,7 +54,7 @@ pub enum InstallError {
         said: String,
     },
     /// A condition was not met in time.
-    #[error("{what} did not come true within {within:?}: {state}")]
+    #[error("{what} was not reached within {within:?}: {state}")]
     Late {
         /// The awaited condition.
         what: &'static str,

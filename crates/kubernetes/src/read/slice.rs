@@ -34,7 +34,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         // Canonical form, because conflicts with addresses of pods are found by comparison.
         let Some(address) = address.map(|it| it.to_canonical()) else { continue };
         if AddressClass::is_own_or_special(address) {
-            tracing::warn!(slice = own, namespace, %address, "an endpoint that is none of anybody's");
+            tracing::warn!(slice = own, namespace, %address, "EndpointSlice address matches no workload");
             continue;
         }
         let name = format!("{own}.{}", address.to_string().replace(['.', ':'], "-"));

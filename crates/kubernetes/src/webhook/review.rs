@@ -120,7 +120,7 @@ impl Review {
         let namespace = self.namespace.as_deref().unwrap_or_default();
         if let Some(line) = self.log_line() {
             let (why, suppressed) = (cut(why, WHY_BYTES_MAX), line.suppressed);
-            tracing::warn!(namespace, pod, why, suppressed, "a pod is refused");
+            tracing::warn!(namespace, pod, why, suppressed, "pod rejected");
         }
         let message = format!("leno: no sidecar for pod {namespace}/{pod}: {message}");
         let status = json!({"code": code, "message": message});

@@ -49,7 +49,7 @@ pub(crate) enum Unread {
     #[error(transparent)]
     Broken(#[from] ReadError),
     /// The memory limit of all buffered bodies, or of this client's, is reached.
-    #[error("too much was read ahead of bodies")]
+    #[error("the limit of buffered body bytes is reached")]
     NoRoom,
 }
 

@@ -80,7 +80,7 @@ impl Resolvers {
             }
             Err(error) => {
                 let file = self.file.display();
-                tracing::warn!(%file, %error, "nobody is known who answers names of others");
+                tracing::warn!(%file, %error, "no upstream resolver configured");
                 Vec::new()
             }
         };

@@ -404,7 +404,7 @@ fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worke
             tracing::debug!(%endpoint, "a link is silent");
             upstream.suspend(link, &worker);
         } else {
-            tracing::debug!(%endpoint, "a link that was silent goes on");
+            tracing::debug!(%endpoint, "a silent link has resumed");
             upstream.resume(link);
         }
     });

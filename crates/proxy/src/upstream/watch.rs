@@ -173,7 +173,7 @@ impl Watch {
                     state.out.push((slot, cause, Instant::now()));
                     let cause = cause.as_str();
                     let pause = pause.map_or("until it is well".to_owned(), |it| format!("{it:?}"));
-                    tracing::warn!(%workload, %service, port, cause, pause, %policy, "endpoint removed");
+                    tracing::warn!(%workload, %service, port, cause, pause, %policy, "endpoint ejected");
                 }
                 Event::Returned { .. } => {
                     if let Some(upstream) = state.upstreams.get(slot) {

@@ -39,7 +39,7 @@ fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_told_to() {
     let web = Proxy::join(&control, "shop/web-1", &[]);
     turns(shop.door, 200);
     control.kill();
-    ratings.program.wait_for_line("this sidecar ends, as it was told to", PATIENCE);
+    ratings.program.wait_for_line("this sidecar exits because of --on-expiry fail", PATIENCE);
     assert!(!ratings.program.wait(PATIENCE).success());
     // The other one goes on, says so, and counts.
     web.program.wait_for_line("peers refuse this sidecar", PATIENCE);

@@ -86,7 +86,7 @@ pub(super) async fn serve(
     draining.send_replace(true);
     let drained = async { while connections.join_next().await.is_some() {} };
     if timeout(DRAIN_TIMEOUT, drained).await.is_err() {
-        tracing::warn!("requests still under way after {DRAIN_TIMEOUT:?} are cut off");
+        tracing::warn!("requests still in progress after {DRAIN_TIMEOUT:?} are aborted");
     }
 }
 

@@ -264,7 +264,7 @@ enum Cause {
     Status { status: StatusCode, reason: Option<String> },
     #[error("answered something else than expected: {0}")]
     Content(#[source] serde_json::Error),
-    #[error("cannot be asked for this: {0}")]
+    #[error("cannot request this: {0}")]
     Target(#[source] hyper::http::uri::InvalidUri),
 }
 
