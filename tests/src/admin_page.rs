@@ -1,4 +1,4 @@
-//! A running sidecar as its admin page shows it.
+//! The admin page of a running sidecar.
 
 use std::net::SocketAddr;
 
@@ -11,12 +11,12 @@ use crate::http::get_page;
 pub struct AdminPage {
     /// The sidecar's process.
     pub pid: u32,
-    /// Where the page is.
+    /// The address of the page.
     pub address: SocketAddr,
 }
 
 impl AdminPage {
-    /// That of a workload's sidecar, of those that `leno get proxies` lists.
+    /// Returns the admin page of a workload's sidecar, from the output of `leno get proxies`.
     #[must_use]
     pub fn of(proxies: &Value, workload: &str) -> Option<Self> {
         let proxies = proxies.as_array()?;
@@ -25,20 +25,20 @@ impl AdminPage {
         Some(Self { pid, address: proxy["admin"].as_str()?.parse().ok()? })
     }
 
-    /// All that it knows.
+    /// Returns its complete configuration.
     ///
     /// # Panics
-    /// When its admin page does not answer.
+    /// If its admin page does not respond.
     #[must_use]
     pub fn world(&self) -> Value {
         let response = get_page(self.address, "/world").expect("the admin page answers");
         serde_json::from_slice(&response.body).expect("the world is JSON")
     }
 
-    /// The services that it knows.
+    /// Returns the services in its configuration.
     ///
     /// # Panics
-    /// When its admin page does not answer.
+    /// If its admin page does not respond.
     #[must_use]
     pub fn services(&self) -> Vec<String> {
         let world = self.world();
@@ -46,10 +46,10 @@ impl AdminPage {
         services.filter_map(|service| service["name"].as_str().map(str::to_owned)).collect()
     }
 
-    /// Where it accepts mutual TLS for a port of its application.
+    /// Returns the address of the inbound listener for an application port.
     ///
     /// # Panics
-    /// When there is no such listener.
+    /// If there is no such listener.
     #[must_use]
     pub fn inbound(&self, port: u16) -> SocketAddr {
         let world = self.world();
@@ -58,10 +58,10 @@ impl AdminPage {
         address.parse().expect("an address")
     }
 
-    /// Its HTTP proxy door.
+    /// Returns the address of its HTTP proxy listener.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     #[must_use]
     pub fn http_proxy(&self) -> SocketAddr {
         let world = self.world();
@@ -72,10 +72,10 @@ impl AdminPage {
             .expect("an address")
     }
 
-    /// The value of a series of its metrics, named with its labels; 0 when it is not there.
+    /// Returns the value of a metric series, given with its labels; 0 if it is absent.
     ///
     /// # Panics
-    /// When its admin page does not answer.
+    /// If its admin page does not respond.
     #[must_use]
     pub fn metric(&self, series: &str) -> f64 {
         let response = get_page(self.address, "/metrics").expect("the admin page answers");
@@ -84,10 +84,10 @@ impl AdminPage {
         value.map_or(0.0, |value| value.trim().parse().expect("a number"))
     }
 
-    /// How many connections it refused for a reason.
+    /// Returns the number of connections rejected for a reason.
     ///
     /// # Panics
-    /// When its admin page does not answer.
+    /// If its admin page does not respond.
     #[must_use]
     pub fn refused(&self, reason: &str) -> f64 {
         self.metric(&format!("leno_connections_refused_total{{reason=\"{reason}\"}}"))

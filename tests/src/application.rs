@@ -1,4 +1,4 @@
-//! A small HTTP application inside the test, for what no real server can be made to do.
+//! A small HTTP application in the test process, for behavior that real servers cannot produce.
 
 use std::io::{self, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,39 +7,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::message::{Undeclared, header, read_body, read_head};
 
-/// A small HTTP application; it ends when dropped.
+/// A small HTTP application; it stops when dropped.
 pub struct Application {
     address: SocketAddr,
     ended: Arc<AtomicBool>,
 }
 
-/// A request as it arrived at the application.
+/// A request received by the application.
 pub struct Received {
     /// The head, as text.
     pub head: String,
-    /// The body, taken out of its chunks.
+    /// The body, without chunked encoding.
     pub body: Vec<u8>,
 }
 
-/// What the application does with a request.
+/// The application's response to a request.
 pub enum Answer {
-    /// These bytes, whatever they are.
+    /// These bytes, valid or not.
     Bytes(Vec<u8>),
-    /// Nothing, for as long as the client waits.
+    /// No response while the client waits.
     Silence,
-    /// Nothing: the connection is closed.
+    /// The connection is closed without a response.
     HangUp,
 }
 
 impl Received {
-    /// The method and the target.
+    /// Returns the method and the target.
     #[must_use]
     pub fn what(&self) -> (&str, &str) {
         let mut words = self.head.split(' ');
         (words.next().unwrap_or_default(), words.next().unwrap_or_default())
     }
 
-    /// The first header of this name.
+    /// Returns the first header of this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
@@ -47,7 +47,7 @@ impl Received {
 }
 
 impl Answer {
-    /// 200 with a body.
+    /// Returns a response with status 200 and this body.
     #[must_use]
     pub fn ok(body: impl AsRef<[u8]>) -> Self {
         let body = body.as_ref();
@@ -59,10 +59,10 @@ impl Answer {
 }
 
 impl Application {
-    /// Starts it on loopback, at a port of the kernel's choice.
+    /// Starts the application on loopback, on a port assigned by the kernel.
     ///
     /// # Panics
-    /// When loopback has no free port.
+    /// If loopback has no free port.
     #[must_use]
     pub fn start(answer: impl Fn(&Received) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
@@ -75,14 +75,14 @@ impl Application {
                     return;
                 }
                 let answer = answer.clone();
-                // The end of a connection needs no word: the test sees what its client saw.
+                // Connection errors are ignored: the test observes the client.
                 std::thread::spawn(move || drop(serve(tcp, &*answer)));
             }
         });
         Self { address, ended }
     }
 
-    /// Answers every request with its own method, target and body.
+    /// Starts an application that responds with the request's method, target and body.
     #[must_use]
     pub fn echo() -> Self {
         Self::start(|request| {
@@ -93,7 +93,7 @@ impl Application {
         })
     }
 
-    /// Where it listens.
+    /// Returns its port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
@@ -103,7 +103,7 @@ impl Application {
 impl Drop for Application {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        // Wakes whoever accepts; failing means that nobody does any more.
+        // Wakes the accept loop; a failure means that the loop has ended.
         drop(TcpStream::connect(self.address));
     }
 }

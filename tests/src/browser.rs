@@ -1,4 +1,4 @@
-//! A real browser without a window: where it puts the parts of a page, and a picture of them.
+//! A headless browser: the layout of a page's parts, and a screenshot.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -9,38 +9,38 @@ use std::time::Duration;
 
 use crate::Program;
 
-/// A page as a browser showed it.
+/// A page as rendered by a browser.
 pub struct Shown {
-    /// The document after it was laid out.
+    /// The document after layout.
     pub document: String,
-    /// Its tables and drawings, in order.
+    /// Its tables and drawings, in document order.
     pub parts: Vec<Part>,
     width: usize,
     height: usize,
-    /// Red, green and blue, row by row.
+    /// Red, green and blue of each pixel, row by row.
     pixels: Vec<[u8; 3]>,
 }
 
-/// A table or a drawing, and where it is on the page.
+/// A table or drawing, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Its tag: `table` or `svg`.
     pub tag: String,
     /// The distance from the left edge of the page, in pixels.
     pub left: usize,
-    /// The distance from the top of the page.
+    /// The distance from the top of the page, in pixels.
     pub top: usize,
-    /// How wide it is.
+    /// Its width in pixels.
     pub width: usize,
-    /// How high it is.
+    /// Its height in pixels.
     pub height: usize,
 }
 
 impl Shown {
-    /// Opens a page in headless Chromium, which has to be installed; `folder` is for its files.
+    /// Opens a page in headless Chromium, which must be installed; `folder` is for temporary files.
     ///
     /// # Panics
-    /// When the browser fails, or is not done in time.
+    /// If the browser fails or times out.
     #[must_use]
     pub fn open(page: &Path, folder: &Path) -> Self {
         let mut text = std::fs::read_to_string(page).unwrap();
@@ -62,7 +62,7 @@ impl Shown {
         }
     }
 
-    /// How many colours the picture has where a part is: one where nothing is to be seen.
+    /// Returns the number of colors in the area of a part: one if it is blank.
     #[must_use]
     pub fn colours(&self, part: &Part) -> usize {
         let rows = part.top..(part.top + part.height).min(self.height);
@@ -87,11 +87,11 @@ impl Part {
     }
 }
 
-/// A picture of a page.
+/// A screenshot of a page.
 struct Picture {
     width: usize,
     height: usize,
-    /// Red, green and blue, row by row.
+    /// Red, green and blue of each pixel, row by row.
     pixels: Vec<[u8; 3]>,
 }
 
@@ -107,7 +107,7 @@ impl Picture {
     }
 }
 
-/// What the browser prints when it opens a page.
+/// Returns the output of the browser for a page.
 fn browse(url: &str, folder: &Path, what: &[&str]) -> String {
     let mut command = Command::new("chromium");
     command
@@ -126,12 +126,12 @@ fn browse(url: &str, folder: &Path, what: &[&str]) -> String {
     browser.printed()
 }
 
-/// Writes down where things are.
+/// Records the position of each part.
 const MEASURE: &str = "<script>for (const part of document.querySelectorAll('table, svg')) {\
      const box = part.getBoundingClientRect();\
      const numbers = [box.left + scrollX, box.top + scrollY, box.width, box.height];\
      part.setAttribute('data-shown', [part.tagName.toLowerCase(), \
      ...numbers.map(Math.round)].join(' '));}</script>";
-/// As wide as a screen, and higher than any page of ours with few cases.
+/// As wide as a screen, and higher than our test pages.
 const WINDOW: &str = "1280,9000";
 const PATIENCE: Duration = Duration::from_secs(60);

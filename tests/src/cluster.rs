@@ -1,4 +1,4 @@
-//! A Kubernetes cluster that `./test kubernetes` brought up, with a Leno in it.
+//! A Kubernetes cluster started by `./test kubernetes`, with Leno installed.
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
@@ -10,13 +10,13 @@ use crate::eventually;
 /// Runs `kubectl` against the cluster of this run.
 ///
 /// # Panics
-/// When there is none: `./test kubernetes` names it in `KUBECONFIG`.
+/// If there is none: `./test kubernetes` sets `KUBECONFIG`.
 #[must_use]
 pub fn kubectl(arguments: &[&str]) -> Output {
     kubectl_with(arguments, "")
 }
 
-/// The same, with something on its standard input.
+/// As [`kubectl`], with this standard input.
 ///
 /// # Panics
 /// As [`kubectl`].
@@ -34,7 +34,7 @@ pub fn kubectl_with(arguments: &[&str], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The image of the program under test.
+/// Returns the image of the program under test.
 ///
 /// # Panics
 /// As [`kubectl`].
@@ -44,7 +44,7 @@ pub fn image() -> String {
     image.into_string().expect("images have names of ASCII")
 }
 
-/// The same program under another name: what an upgrade installs.
+/// Returns the image for upgrades: the same program with another tag.
 ///
 /// # Panics
 /// As [`kubectl`].
@@ -54,10 +54,10 @@ pub fn next_image() -> String {
     image.into_string().expect("images have names of ASCII")
 }
 
-/// What a command printed, which must have succeeded.
+/// Returns the standard output of a successful command.
 ///
 /// # Panics
-/// When it failed, with what it complained of.
+/// If it failed; the message contains its standard error.
 #[allow(clippy::must_use_candidate, reason = "to know that a command succeeded is enough for some")]
 pub fn printed(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -65,33 +65,33 @@ pub fn printed(output: &Output) -> String {
     said
 }
 
-/// A namespace of one test, gone when dropped.
+/// The namespace of one test, deleted when dropped.
 pub struct Namespace {
     name: String,
 }
 
-/// Whether the pods of a namespace get sidecars.
+/// Indicates whether the Pods of a namespace get sidecars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injection {
-    /// They do.
+    /// Sidecars are injected.
     Enabled,
-    /// They do not.
+    /// Sidecars are not injected.
     Disabled,
 }
 
-/// What became of a request that `curl` in a pod made.
+/// The result of a `curl` request in a Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Curl {
-    /// Its exit status: 7 when refused, 56 when reset.
+    /// Its exit status: 7 if refused, 56 if reset.
     pub exit: i32,
-    /// The status of the answer; 0 without one.
+    /// The response status; 0 without a response.
     pub status: u16,
-    /// Its body.
+    /// The response body.
     pub body: String,
 }
 
 impl Namespace {
-    /// A new one, whose name begins with `what`.
+    /// Creates a namespace with a name that begins with `what`.
     #[must_use]
     pub fn new(what: &str, injection: Injection) -> Self {
         let label = match injection {
@@ -101,12 +101,12 @@ impl Namespace {
         Self::with_metadata(what, label)
     }
 
-    /// A new one with more metadata than its name, as a part of a YAML map.
+    /// Creates a namespace with additional metadata, as part of a YAML map.
     #[must_use]
     pub fn with_metadata(what: &str, metadata: &str) -> Self {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        // Those of a run before may still be on their way out.
+        // Namespaces of a previous run may still be terminating.
         let name = format!("{what}-{}-{number}", std::process::id());
         let namespace = Self { name };
         apply(&format!(
@@ -116,14 +116,14 @@ impl Namespace {
         namespace
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Creates or changes objects; those that name no namespace are of this one. Who is ready is reached a
-    /// moment later: a webhook that is not yet is waited for.
+    /// Applies manifests, in this namespace by default. A ready Pod becomes reachable a moment later, so the
+    /// call is retried until the webhooks respond.
     pub fn apply(&self, manifests: &str) {
         let (output, _) = eventually("webhooks are reached", PATIENT, || {
             let output = self.try_apply(manifests);
@@ -133,7 +133,7 @@ impl Namespace {
         printed(&output);
     }
 
-    /// The same, which may be refused.
+    /// As [`Self::apply`], but the API server may reject the manifests.
     #[must_use]
     pub fn try_apply(&self, manifests: &str) -> Output {
         kubectl_with(&["apply", "-n", &self.name, "-f", "-"], manifests)
@@ -145,18 +145,18 @@ impl Namespace {
         kubectl(&[&["-n", &self.name][..], arguments].concat())
     }
 
-    /// A Deployment of the HTTP test application, on port 8080, and its Service, on port 80; its
-    /// account has its name.
+    /// Creates a Deployment of the HTTP test application on port 8080, and its Service on port 80, with an
+    /// account of the same name.
     pub fn http_server(&self, name: &str, replicas: u32) {
         self.apply(&http_server(name, replicas, ""));
     }
 
-    /// A pod that `curl` can be run in; its account has its name.
+    /// Creates a Pod for `curl`, with an account of the same name.
     pub fn client(&self, name: &str) {
         self.annotated_client(name, "");
     }
 
-    /// The same, with annotations, as a part of a YAML map.
+    /// As [`Self::client`], with annotations as part of a YAML map.
     pub fn annotated_client(&self, name: &str, annotations: &str) {
         self.lone_pod(
             name,
@@ -165,7 +165,7 @@ impl Namespace {
         );
     }
 
-    /// A pod that `/testapp call` can be run in; its account has its name.
+    /// Creates a Pod for `/testapp call`, with an account of the same name.
     pub fn caller(&self, name: &str) {
         self.lone_pod(name, "", "image: 'kc.local/testapp:1', args: [idle]");
     }
@@ -179,17 +179,17 @@ impl Namespace {
         ));
     }
 
-    /// Waits until all pods are ready and all Deployments have rolled out.
+    /// Waits until all Pods are ready and all Deployments have rolled out.
     ///
     /// # Panics
-    /// When that takes longer than a pod may.
+    /// On timeout.
     pub fn wait_ready(&self) {
         let deployments = printed(&self.kubectl(&["get", "deployments", "-o", "name"]));
         for deployment in deployments.lines() {
             let rolled = self.kubectl(&["rollout", "status", deployment, PATIENCE]);
             assert!(rolled.status.success(), "{deployment}:\n{}", self.describe());
         }
-        // Those that are replaced are gone first: one that goes while it is waited for is an error.
+        // Waits for terminating Pods first: `kubectl wait` fails if one disappears.
         let leaving = "go-template={{range .items}}{{if .metadata.deletionTimestamp}}pod/{{.metadata.name}} \
                        {{end}}{{end}}";
         for pod in printed(&self.kubectl(&["get", "pods", "-o", leaving])).split_whitespace() {
@@ -199,7 +199,7 @@ impl Namespace {
         assert!(waited.status.success(), "pods of {}:\n{}", self.name, self.describe());
     }
 
-    /// What is there and what happened, for who looks at a failure.
+    /// Returns the objects and events of the namespace, for failure analysis.
     fn describe(&self) -> String {
         let pods = self.kubectl(&["get", "pods", "-o", "wide"]);
         let events = self.kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
@@ -215,13 +215,13 @@ impl Namespace {
         String::from_utf8_lossy(&texts.concat()).into_owned()
     }
 
-    /// Runs a command in the container `client` of a pod.
+    /// Runs a command in the container `client` of a Pod.
     #[must_use]
     pub fn exec(&self, pod: &str, command: &[&str]) -> Output {
         self.kubectl(&[&["exec", pod, "-c", "client", "--"], command].concat())
     }
 
-    /// The containers of the pods of an application, in order: init containers first.
+    /// Returns the containers of an application's Pods in order, init containers first.
     #[must_use]
     pub fn containers(&self, app: &str) -> String {
         let names = "jsonpath={.items[*].spec.initContainers[*].name} \
@@ -230,14 +230,14 @@ impl Namespace {
         printed(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]))
     }
 
-    /// Makes a request from a pod.
+    /// Sends a request from a Pod.
     #[must_use]
     pub fn curl(&self, pod: &str, arguments: &[&str]) -> Curl {
         let said = self.curls(pod, 1, arguments).pop();
         said.unwrap_or(Curl { exit: -1, status: 0, body: String::new() })
     }
 
-    /// Makes a request from a pod so many times, one after the other; none when nothing can be run there.
+    /// Sends a number of sequential requests from a Pod; empty if no command can run there.
     #[must_use]
     pub fn curls(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<Curl> {
         let times = times.to_string();
@@ -252,7 +252,7 @@ impl Namespace {
         each.collect()
     }
 
-    /// Makes requests until they end so, five times in a row: OSM's tests call that stable.
+    /// Sends requests until five in a row have this result, the stability criterion of OSM's tests.
     pub fn expect_curl(&self, pod: &str, arguments: &[&str], exit: i32, status: u16) {
         let mut last = Vec::new();
         eventually(
@@ -272,11 +272,11 @@ impl Namespace {
         );
     }
 
-    /// Makes requests until each of these pods has answered one, by the beginnings of their names; nobody
-    /// else may, and none may fail once the first was answered.
+    /// Sends requests until each of these Pods, given by name prefixes, has responded; no other Pod may
+    /// respond, and no request may fail after the first response.
     ///
     /// # Panics
-    /// When that does not come true.
+    /// On timeout.
     pub fn expect_reached(&self, pod: &str, arguments: &[&str], wanted: &[&str]) {
         self.expect_curl(pod, arguments, 0, 200);
         let mut missing: Vec<&str> = wanted.to_vec();
@@ -295,7 +295,7 @@ impl Namespace {
         });
     }
 
-    /// The pods of an application.
+    /// Returns the Pods of an application.
     #[must_use]
     pub fn pods(&self, app: &str) -> Vec<String> {
         let selector = format!("app={app}");
@@ -310,22 +310,22 @@ impl Drop for Namespace {
         if std::thread::panicking() {
             eprintln!("{}", self.describe());
         }
-        // Not waited for: the next test does not need it gone.
+        // Does not wait: the next test does not need it gone.
         drop(kubectl(&["delete", "namespace", &self.name, "--wait=false", "--ignore-not-found"]));
     }
 }
 
-/// Creates or changes objects of the cluster.
+/// Applies cluster-wide manifests.
 ///
 /// # Panics
-/// When the API server refuses them.
+/// If the API server rejects them.
 pub fn apply(manifests: &str) {
     let output = kubectl_with(&["apply", "-f", "-"], manifests);
     drop(printed(&output));
 }
 
-/// The HTTP test application: account, Deployment and Service; `more` goes into the metadata of its
-/// pods.
+/// Returns the HTTP test application: account, Deployment and Service; `more` is added to the metadata of its
+/// Pods.
 #[must_use]
 pub fn http_server(name: &str, replicas: u32, more: &str) -> String {
     format!(
@@ -357,14 +357,14 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 80, targetPort: h
     )
 }
 
-/// Requests in a row: body, status and exit of each, and a sign that no answer has.
+/// Sequential requests: body, status and exit code of each, and a separator that no response contains.
 const REPEAT: &str = "n=$0; while [ $n -gt 0 ]; do curl -s -m 10 -w '\\n%{http_code}' \"$@\"; \
                       printf '\\n%s\\036' $?; n=$((n-1)); done";
-/// That sign.
+/// The separator.
 const END_OF_ANSWER: char = '\u{1e}';
-/// How often in a row something has to come true.
+/// The number of consecutive successes required.
 const STABLE: u32 = 5;
-/// For `kubectl`: images are there, but two cores start many pods at once.
+/// The timeout of `kubectl`: images are present, but two cores start many Pods at once.
 const PATIENCE: &str = "--timeout=300s";
-/// For what must come true.
+/// The timeout of expected conditions.
 const PATIENT: Duration = Duration::from_secs(180);

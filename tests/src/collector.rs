@@ -1,4 +1,4 @@
-//! A real OpenTelemetry Collector that prints the spans, metrics and records it was sent.
+//! A real OpenTelemetry Collector that prints the spans, metrics and log records it receives.
 
 mod printed;
 
@@ -18,34 +18,34 @@ pub use printed::{CollectedPoint, CollectedRecord};
 pub struct Collector {
     _directory: TempDir,
     program: Program,
-    /// Where it takes OTLP in HTTP.
+    /// Its port for OTLP over HTTP.
     pub http: u16,
-    /// Where it takes OTLP in gRPC.
+    /// Its port for OTLP over gRPC.
     pub grpc: u16,
 }
 
-/// A span as a collector saw it.
+/// A span received by a collector.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CollectedSpan {
-    /// 32 digits.
+    /// 32 hexadecimal digits.
     pub trace: String,
-    /// 16 digits.
+    /// 16 hexadecimal digits.
     pub id: String,
-    /// 16 digits, or nothing.
+    /// 16 hexadecimal digits, or empty.
     pub parent: String,
     /// Its name.
     pub name: String,
     /// `Client` or `Server`.
     pub kind: String,
-    /// All that was printed of it, attributes included.
+    /// Its complete printed text, including attributes.
     pub text: String,
 }
 
 impl Collector {
-    /// Starts one, and waits until it takes spans.
+    /// Starts a collector and waits until it accepts spans.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     #[must_use]
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a folder");
@@ -68,16 +68,16 @@ impl Collector {
         Self { _directory: directory, program, http, grpc }
     }
 
-    /// Where it takes OTLP in HTTP.
+    /// Returns its address for OTLP over HTTP.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.http))
     }
 
-    /// The spans of a trace, once there are so many.
+    /// Waits for this number of spans of a trace and returns them.
     ///
     /// # Panics
-    /// When there are not.
+    /// On timeout.
     #[must_use]
     pub fn spans(&self, trace: &str, count: usize) -> Vec<CollectedSpan> {
         let what = format!("{count} spans of trace {trace} are collected");
@@ -85,7 +85,7 @@ impl Collector {
         eventually(&what, Duration::from_secs(90), look).0
     }
 
-    /// The spans of a trace that it has printed so far.
+    /// Returns the spans of a trace printed so far.
     #[must_use]
     pub fn spans_now(&self, trace: &str) -> Vec<CollectedSpan> {
         let printed = self.program.printed();
@@ -94,8 +94,8 @@ impl Collector {
         blocks.map(CollectedSpan::of).filter(|span| span.trace == trace).collect()
     }
 
-    /// The newest point of each series of a workload, by its name and labels as `/metrics` writes
-    /// them without those that are empty: `leno_links{side="upstream"}`. What it has printed so far.
+    /// Returns the latest printed point of each series of a workload, by name and labels as in `/metrics`,
+    /// without empty labels: `leno_links{side="upstream"}`.
     #[must_use]
     pub fn points_now(&self, workload: &str) -> BTreeMap<String, CollectedPoint> {
         let mut points = printed::points(&self.program.printed());
@@ -103,7 +103,7 @@ impl Collector {
         points.into_iter().map(|point| (point.series.clone(), point)).collect()
     }
 
-    /// The records of a trace that it has printed so far.
+    /// Returns the log records of a trace printed so far.
     #[must_use]
     pub fn records_now(&self, trace: &str) -> Vec<CollectedRecord> {
         let mut records = printed::records(&self.program.printed());
@@ -130,7 +130,7 @@ impl CollectedSpan {
         span
     }
 
-    /// The value of an attribute, as the collector prints it, such as `Str(GET)`.
+    /// Returns the value of an attribute as printed, such as `Str(GET)`.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
         let start = format!("-> {name}: ");

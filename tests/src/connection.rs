@@ -1,4 +1,4 @@
-//! A client's connection that stays: request after request, or bytes that are no request at all.
+//! A persistent client connection for several requests or arbitrary bytes.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ impl Connection {
     /// Connects.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The error of the socket.
     pub fn open(address: SocketAddr) -> io::Result<Self> {
         let tcp = TcpStream::connect_timeout(&address, PATIENCE)?;
         tcp.set_read_timeout(Some(PATIENCE))?;
@@ -23,18 +23,18 @@ impl Connection {
         Ok(Self(BufReader::with_capacity(BUFFER_BYTES, tcp)))
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unmodified.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The error of the socket.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         self.0.get_mut().write_all(bytes.as_ref())
     }
 
-    /// Receives one response, with its body taken out of its chunks.
+    /// Receives one response and decodes its chunked body.
     ///
     /// # Errors
-    /// What the socket says, or `InvalidData` for what is no HTTP.
+    /// The error of the socket, or `InvalidData` for an invalid response.
     pub fn receive(&mut self) -> io::Result<Response> {
         let head = read_head(&mut self.0)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
@@ -46,7 +46,7 @@ impl Connection {
         Ok(Response { status, head, body })
     }
 
-    /// GETs a path and leaves the connection open.
+    /// Sends a GET request and keeps the connection open.
     ///
     /// # Errors
     /// As [`Connection::send`] and [`Connection::receive`].
@@ -55,10 +55,10 @@ impl Connection {
         self.receive()
     }
 
-    /// Waits at most so long for the next byte, and tells whether one (or the end) is there.
+    /// Waits for the next byte or the end of the stream, and returns false on timeout.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The error of the socket.
     pub fn stirs(&mut self, patience: Duration) -> io::Result<bool> {
         let tcp = self.0.get_mut();
         tcp.set_read_timeout(Some(patience))?;
@@ -71,18 +71,18 @@ impl Connection {
         }
     }
 
-    /// Says that nothing more will be sent.
+    /// Shuts down the sending direction.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The error of the socket.
     pub fn finish(&mut self) -> io::Result<()> {
         self.0.get_mut().shutdown(std::net::Shutdown::Write)
     }
 
-    /// Everything that still comes, to the end.
+    /// Reads all remaining bytes.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The error of the socket.
     pub fn rest(mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.0.read_to_end(&mut bytes)?;
@@ -90,5 +90,5 @@ impl Connection {
     }
 }
 
-/// Small: a test may hold ten thousand of them.
+/// Small, because a test may hold ten thousand connections.
 const BUFFER_BYTES: usize = 256;

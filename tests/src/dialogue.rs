@@ -1,11 +1,11 @@
-//! A program that is spoken to: it reads a line, does what it says, and answers with a line.
+//! An interactive program: it reads a command line and responds with a line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A running program that answers line by line; it ends when dropped.
+/// A running program that responds line by line; it is killed when dropped.
 pub struct Dialogue {
     child: Child,
     questions: ChildStdin,
@@ -13,10 +13,10 @@ pub struct Dialogue {
 }
 
 impl Dialogue {
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     #[must_use]
     pub fn start(program: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new(program);
@@ -27,16 +27,16 @@ impl Dialogue {
         let (answer, answers) = channel();
         std::thread::spawn(move || {
             let lines = BufReader::new(printed).lines().map_while(Result::ok);
-            // Nobody listens any more: the test is over.
+            // The receiver is gone when the test is over.
             lines.map(|line| answer.send(line)).take_while(Result::is_ok).for_each(drop);
         });
         Self { child, questions, answers }
     }
 
-    /// Says a line and waits for the answer.
+    /// Sends a line and waits for the response.
     ///
     /// # Panics
-    /// When none comes.
+    /// If there is no response.
     pub fn say(&mut self, line: &str) -> String {
         writeln!(self.questions, "{line}").expect("the program listens");
         let answer = self.answers.recv_timeout(PATIENCE);
@@ -51,5 +51,5 @@ impl Drop for Dialogue {
     }
 }
 
-/// Everything that is asked takes milliseconds.
+/// Every command takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(15);

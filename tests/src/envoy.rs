@@ -1,4 +1,4 @@
-//! An unmodified Envoy with a configuration of its own: what comes in at a port goes on to another.
+//! An unmodified Envoy with a generated configuration that forwards one port to another.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,20 +9,20 @@ use tempfile::TempDir;
 use crate::Program;
 use crate::installed::envoy;
 
-/// HTTP that comes in at a port of loopback, in either version, and goes on to another.
+/// A listener on loopback that forwards HTTP of either version to another port.
 pub struct Passage {
     at: u16,
     to: u16,
     version: Value,
-    /// How Envoy takes connections, and how it opens them: in the clear when it is null.
+    /// The transport sockets of incoming and outgoing connections; plaintext if null.
     inside: Value,
     outside: Value,
-    /// The filters that a request passes before it goes on.
+    /// The HTTP filters.
     filters: Vec<Value>,
 }
 
 impl Passage {
-    /// One that goes on in HTTP/1.1.
+    /// Creates a listener that forwards as HTTP/1.1.
     #[must_use]
     pub fn http1(at: u16, to: u16) -> Self {
         let version = json!({"http_protocol_options": {}});
@@ -30,15 +30,14 @@ impl Passage {
         Self { at, to, version, inside, outside, filters: Vec::new() }
     }
 
-    /// One that goes on in HTTP/2.
+    /// Creates a listener that forwards as HTTP/2.
     #[must_use]
     pub fn http2(at: u16, to: u16) -> Self {
         let version = json!({"http2_protocol_options": {}});
         Self { version, ..Self::http1(at, to) }
     }
 
-    /// Opens connections as the member of a mesh whose state is in a folder, and speaks to nobody
-    /// but `peer`, an identity.
+    /// Connects as the mesh member with state in this folder, and only to the identity `peer`.
     #[must_use]
     pub fn to_member(mut self, state: &Path, peer: &str) -> Self {
         let only = json!([{"san_type": "URI", "matcher": {"exact": peer}}]);
@@ -50,7 +49,7 @@ impl Passage {
         self
     }
 
-    /// Takes connections as that member, and requests of nobody but `peer`.
+    /// Accepts connections as that member, and only from the identity `peer`.
     #[must_use]
     pub fn from_member(mut self, state: &Path, peer: &str) -> Self {
         self.inside = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
@@ -72,7 +71,7 @@ impl Passage {
             "@type": format!("{FILTERS}.http.router.v3.Router"),
         }});
         let filters = [&self.filters[..], &[router]].concat();
-        // Calls of gRPC bring limits of their own, and streams have none.
+        // gRPC calls have their own timeouts, and streams have none.
         let route = json!({"match": {"prefix": "/"}, "route": {
             "cluster": self.cluster_name(), "timeout": "0s",
         }});
@@ -116,7 +115,7 @@ impl Passage {
     }
 }
 
-/// An Envoy to be run by somebody.
+/// A prepared Envoy.
 pub struct Envoy {
     folder: TempDir,
 }
@@ -125,7 +124,7 @@ impl Envoy {
     /// Writes its configuration.
     ///
     /// # Panics
-    /// When there is no place for it.
+    /// If the files cannot be written.
     #[must_use]
     pub fn prepare(passages: &[Passage]) -> Self {
         let envoy = Self { folder: tempfile::tempdir().expect("a folder") };
@@ -136,7 +135,7 @@ impl Envoy {
         envoy
     }
 
-    /// How it is started.
+    /// Returns its command line.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         let program = envoy().display().to_string();
@@ -148,7 +147,7 @@ impl Envoy {
     /// Starts it.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     #[must_use]
     pub fn start(&self) -> Program {
         let command = self.command();
@@ -165,14 +164,14 @@ fn loopback(port: u16) -> Value {
     json!({"socket_address": {"address": "127.0.0.1", "port_value": port}})
 }
 
-/// Mutual TLS with the certificate of a member, and the roots that it trusts; `more` of whom.
+/// Returns mutual TLS with the certificate and roots of a member; `more` restricts the peer.
 fn membership(state: &Path, more: &Value) -> Value {
     let file = |name: &str| json!({"filename": state.join(name)});
     let mut trust = more.clone();
     trust["trusted_ca"] = file("roots.pem");
     json!({
         "alpn_protocols": ["h2"],
-        // As a client it would offer 1.2 at most by itself.
+        // As a client, Envoy's default maximum is 1.2.
         "tls_params": {
             "tls_minimum_protocol_version": "TLSv1_3",
             "tls_maximum_protocol_version": "TLSv1_3",

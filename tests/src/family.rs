@@ -1,20 +1,20 @@
-//! The processes that a process has started, as the kernel lists them.
+//! The child processes of a process, as listed by the kernel.
 
 use std::fs;
 
-/// A process that another one started.
+/// A child process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// Its process id.
     pub pid: u32,
-    /// Its command line, words separated by spaces.
+    /// Its command line, separated by spaces.
     pub command: String,
 }
 
-/// The processes that `parent` has started and that still run.
+/// Returns the running child processes of `parent`.
 ///
 /// # Panics
-/// When the kernel does not list processes.
+/// If the kernel does not list processes.
 #[must_use]
 pub fn children(parent: u32) -> Vec<Descendant> {
     let entries = fs::read_dir("/proc").expect("the kernel lists processes");
@@ -23,16 +23,16 @@ pub fn children(parent: u32) -> Vec<Descendant> {
     pids.filter(ours).map(|pid| Descendant { pid, command: command(pid) }).collect()
 }
 
-/// Whether a process runs; one that has ended and nobody has waited for does not.
+/// True if a process runs; false for a zombie.
 #[must_use]
 pub fn is_running(pid: u32) -> bool {
     status(pid).is_some_and(|(state, _)| state != 'Z')
 }
 
-/// Its state and its parent (proc(5), `/proc/PID/stat`).
+/// Returns its state and its parent (proc(5), `/proc/PID/stat`).
 fn status(pid: u32) -> Option<(char, u32)> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program may hold anything, parentheses too.
+    // The program name may contain any characters, including parentheses.
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))

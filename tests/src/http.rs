@@ -1,43 +1,43 @@
-//! A plain HTTP/1.1 client: one request, one connection, nothing clever.
+//! A plain HTTP/1.1 client: one request per connection.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What came back, as it came.
+/// The response as received.
 #[derive(Debug, Clone)]
 pub struct Response {
     /// The status code.
     pub status: u16,
     /// The head, as text.
     pub head: String,
-    /// The body, as bytes; `exchange` and `get` do not take its chunks apart.
+    /// The body as bytes; `exchange` and `get` do not decode chunks.
     pub body: Vec<u8>,
 }
 
 impl Response {
-    /// The first header of this name.
+    /// Returns the first header of this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         crate::message::header(&self.head, name)
     }
 
-    /// Why a sidecar answered itself, if one did.
+    /// Returns the reason of a response that a sidecar generated.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         self.header("leno-reason")?.split(';').next()
     }
 }
 
-/// GETs a path over a connection of its own.
+/// Sends a GET request over a new connection.
 ///
 /// # Errors
-/// What the socket says, or `InvalidData` for what is no HTTP.
+/// The error of the socket, or `InvalidData` for an invalid response.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     exchange(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"))
 }
 
-/// The same under the address itself: admin pages answer under no other name.
+/// As [`get`], with the address as the host: admin pages accept no other name.
 ///
 /// # Errors
 /// As [`get`].
@@ -46,10 +46,10 @@ pub fn get_page(address: SocketAddr, path: &str) -> io::Result<Response> {
     exchange(address, &head)
 }
 
-/// Sends bytes over a connection of their own, and reads the answer to its end.
+/// Sends bytes over a new connection and reads the response to its end.
 ///
 /// # Errors
-/// What the socket says, or `InvalidData` for what is no HTTP.
+/// The error of the socket, or `InvalidData` for an invalid response.
 pub fn exchange(address: SocketAddr, request: &str) -> io::Result<Response> {
     let mut tcp = TcpStream::connect_timeout(&address, PATIENCE)?;
     tcp.set_read_timeout(Some(PATIENCE))?;

@@ -1,57 +1,58 @@
-//! Programs that `./test` has installed: built from Go modules, or packages of the system.
+//! Programs installed by `./test`: built from Go modules, or system packages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A program of `tests/programs`, built into the target folder.
+/// Returns a program of `tests/programs`, built into the target folder.
 ///
 /// # Panics
-/// When it was not built.
+/// If it was not built.
 #[must_use]
 pub fn go_program(name: &str) -> PathBuf {
     fetched(name, "scenarios")
 }
 
-/// A program of `tests/programs/deciders`, built into the target folder.
+/// Returns a program of `tests/programs/deciders`, built into the target folder.
 ///
 /// # Panics
-/// When it was not built.
+/// If it was not built.
 #[must_use]
 pub fn decider(name: &str) -> PathBuf {
     fetched(name, "deciders")
 }
 
-/// cert-manager's controllers, `tests/programs/cert-manager`, built into the target folder.
+/// Returns cert-manager's controllers, `tests/programs/cert-manager`, built into the target folder.
 ///
 /// # Panics
-/// When they were not built.
+/// If they were not built.
 #[must_use]
 pub fn cert_manager() -> PathBuf {
     fetched("cert-manager", "cert-manager")
 }
 
-/// Envoy, where `leno bench install envoy` puts it.
+/// Returns Envoy as installed by `leno bench install envoy`.
 ///
 /// # Panics
-/// When it was not fetched.
+/// If it was not fetched.
 #[must_use]
 pub(crate) fn envoy() -> PathBuf {
     fetched("leno/contenders/envoy/envoy/_bin/envoy", "scenarios")
 }
 
-/// The folder of the Java programs of `tests/programs/java`, and all that they need.
+/// Returns the folder of the Java programs in `tests/programs/java`, with their dependencies.
 ///
 /// # Panics
-/// When they were not fetched.
+/// If they were not fetched.
 #[must_use]
 pub fn java_programs() -> PathBuf {
     fetched("java", "grpc-java")
 }
 
-/// A scene of `tests/programs/page` in a real browser, on a page of a control plane.
+/// Returns the command that runs a script of `tests/programs/page` in a real browser, on a control plane's
+/// page.
 ///
 /// # Panics
-/// When what it needs was not fetched.
+/// If its dependencies were not fetched.
 #[must_use]
 pub fn page_script(scene: &str, url: &str) -> Command {
     let modules = fetched("page/node_modules/playwright-core", "scenarios");
@@ -65,16 +66,16 @@ pub fn page_script(scene: &str, url: &str) -> Command {
     command
 }
 
-/// The server of Zipkin, which is one file.
+/// Returns the Zipkin server, a single file.
 ///
 /// # Panics
-/// When it was not fetched.
+/// If it was not fetched.
 #[must_use]
 pub fn zipkin() -> PathBuf {
     fetched("zipkin/zipkin-server.jar", "collectors")
 }
 
-/// What the target of this name of `./test` puts into the target folder.
+/// Returns a file that the `./test` target `by` puts into the target folder.
 fn fetched(name: &str, by: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a test has a path");
     let target = tests.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
@@ -83,14 +84,14 @@ fn fetched(name: &str, by: &str) -> PathBuf {
     program
 }
 
-/// The Python that has the packages of the system.
+/// Returns the Python with the system packages.
 #[must_use]
 pub fn python() -> &'static str {
     let debian = Path::new("/usr/bin/python3");
     if debian.exists() { "/usr/bin/python3" } else { "python3" }
 }
 
-/// A program of this crate's own in another language.
+/// Returns a script of this crate in another language.
 #[must_use]
 pub fn script(file: &str) -> String {
     format!("{}/clients/{file}", env!("CARGO_MANIFEST_DIR"))

@@ -1,4 +1,4 @@
-//! Fixtures for scenario tests: real processes on loopback, awaited by what they do.
+//! Fixtures for scenario tests: real processes on loopback, awaited by their observable behavior.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -59,11 +59,11 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A port that nothing listens on now, and that neither the kernel nor this function will give to
-/// somebody else: it lies below those of outgoing connections, and each is given once.
+/// Returns a free port that neither the kernel nor this function assigns again: it is below the ephemeral
+/// range, and each is returned once.
 ///
 /// # Panics
-/// When loopback has no free port.
+/// If loopback has no free port.
 #[must_use]
 pub fn free_port() -> u16 {
     static NEXT: LazyLock<AtomicU64> =
@@ -79,18 +79,18 @@ pub fn free_port() -> u16 {
     candidates.take(PORTS_TRIED_MAX).find(free).expect("loopback has a free port")
 }
 
-/// Below it are ports that well-known services use.
+/// Lower ports are used by well-known services.
 const PORT_MIN: u64 = 10_000;
-/// From here on are those that `leno bench` and `leno demo` look for, which know nothing of these.
+/// From here on, `leno bench` and `leno demo` search for ports independently.
 const PORT_END: u64 = 18_000;
-/// Enough to find one on a machine full of servers.
+/// Enough to find one on a machine with many servers.
 const PORTS_TRIED_MAX: usize = 1000;
 
-/// Asks again and again until `look` finds something; each look must do real work (a request, a
-/// read). Returns what it found and how long that took.
+/// Polls until `look` returns a value; each attempt must do real work (a request, a read). Returns the value
+/// and the elapsed time.
 ///
 /// # Panics
-/// When nothing was found within `patience`; `what` says what was awaited.
+/// After the timeout `patience`; `what` describes the awaited condition.
 pub fn eventually<T>(
     what: &str,
     patience: Duration,
@@ -106,7 +106,7 @@ pub fn eventually<T>(
     }
 }
 
-/// Whether this is root: some scenarios need namespaces or raw sockets.
+/// True for root: some scenarios need namespaces or raw sockets.
 #[must_use]
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

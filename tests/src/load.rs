@@ -1,4 +1,4 @@
-//! Load while something breaks: threads that ask without pause and remember what went wrong.
+//! Load during failures: threads that send requests continuously and record errors.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 use crate::connection::Connection;
 use crate::http::Response;
 
-/// Threads that send requests until they are told to stop.
+/// Threads that send requests until stopped.
 pub struct Load {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What became of a load.
+/// The result of a load.
 #[derive(Debug, Default, Clone)]
 pub struct Outcome {
-    /// The ids of requests that were answered with 200.
+    /// The ids of requests with status 200.
     pub answered: Vec<u64>,
-    /// The ids of the others, and what happened instead.
+    /// The ids of the others, with their results.
     pub failed: Vec<(u64, String)>,
 }
 
 struct Shared {
     method: &'static str,
     door: SocketAddr,
-    /// How long each thread waits between its requests.
+    /// The pause of each thread between its requests.
     pause: Duration,
     next: AtomicU64,
     stop: AtomicBool,
@@ -37,14 +37,14 @@ struct Shared {
 }
 
 impl Load {
-    /// Begins to send requests to a door, each to `/ID` with an id of its own, from `threads`
-    /// kept-alive connections. A connection that fails is opened anew.
+    /// Starts to send requests to a listener, each to `/ID` with a unique id, over `threads` keep-alive
+    /// connections. Failed connections are reopened.
     #[must_use]
     pub fn start(method: &'static str, door: SocketAddr, threads: usize) -> Self {
         Self::paced(method, door, threads, Duration::ZERO)
     }
 
-    /// The same, and each thread waits that long between its requests.
+    /// As [`Self::start`], with this pause between the requests of each thread.
     #[must_use]
     pub fn paced(method: &'static str, door: SocketAddr, threads: usize, pause: Duration) -> Self {
         let shared = Arc::new(Shared {
@@ -64,10 +64,10 @@ impl Load {
         Self { shared, threads }
     }
 
-    /// Waits until `count` more requests have been answered well.
+    /// Waits for `count` more successful responses.
     ///
     /// # Panics
-    /// When they are not within 20 seconds; shows the last failures.
+    /// After 20 seconds; the message contains the last failures.
     pub fn wait_for(&self, count: usize) {
         let until = Instant::now() + PATIENCE;
         let mut outcome = self.shared.outcome.lock().unwrap();
@@ -80,10 +80,10 @@ impl Load {
         }
     }
 
-    /// Lets requests under way finish, and says what became of all.
+    /// Waits for requests in flight and returns the result.
     ///
     /// # Panics
-    /// When a thread has panicked.
+    /// If a thread has panicked.
     #[must_use]
     pub fn finish(mut self) -> Outcome {
         self.shared.stop.store(true, Ordering::SeqCst);
@@ -104,10 +104,10 @@ impl Drop for Load {
 }
 
 impl Outcome {
-    /// Asserts that nothing failed.
+    /// Asserts that no request failed.
     ///
     /// # Panics
-    /// When something did; shows the first.
+    /// If one did; the message contains the first failures.
     pub fn assert_whole(&self) {
         let (answered, failed) = (self.answered.len(), self.failed.len());
         let first = &self.failed[..failed.min(5)];
@@ -140,7 +140,7 @@ impl Shared {
         }
     }
 
-    /// One exchange, over the connection of the last one if that is still good.
+    /// Sends one request, over the last connection if it is still usable.
     fn ask(&self, id: u64, kept: &mut Option<Connection>) -> io::Result<Response> {
         let mut connection = kept.take().map_or_else(|| Connection::open(self.door), Ok)?;
         let request =

@@ -1,4 +1,4 @@
-//! A mesh whose parts are started one by one, as on several machines: `leno control`, `leno proxy`.
+//! A mesh of separately started programs, as on several machines: `leno control`, `leno proxy`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use crate::http::get_page;
 use crate::program::{Program, Release};
 use crate::{eventually, free_port};
 
-/// `leno control` on files that the test writes.
+/// `leno control` with files written by the test.
 pub struct ControlPlane {
     directory: Arc<TempDir>,
-    /// The name of its data directory, or the path of one elsewhere.
+    /// The name of its data directory, or an absolute path.
     data: String,
     arguments: Vec<String>,
     address: SocketAddr,
@@ -28,37 +28,37 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts a control plane on manifests.
+    /// Starts a control plane with manifests.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     #[must_use]
     pub fn start(manifests: &str, arguments: &[&str]) -> Self {
         Self::start_at("127.0.0.1:0", manifests, arguments)
     }
 
-    /// The same of some release.
+    /// As [`Self::start`], with a given release.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     #[must_use]
     pub fn of(release: Release, manifests: &str, arguments: &[&str]) -> Self {
         Self::begin(release, ("127.0.0.1:0", DATA), manifests, arguments)
     }
 
-    /// The same, listening at an address.
+    /// As [`Self::start`], with a listen address.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     #[must_use]
     pub fn start_at(listen: &str, manifests: &str, arguments: &[&str]) -> Self {
         Self::begin(Release::This, (listen, DATA), manifests, arguments)
     }
 
-    /// The same with its data under a directory, such as the mount of a small disk.
+    /// As [`Self::start`], with its data in a given directory, such as the mount of a small disk.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     #[must_use]
     pub fn start_on(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
         let data = disk.join("data").display().to_string();
@@ -81,11 +81,10 @@ impl ControlPlane {
         Self { directory, data, arguments, address, release, program }
     }
 
-    /// Starts some control planes on the same manifests and the same authority, which know each
-    /// other.
+    /// Starts several control planes with the same manifests and authority, which peer with each other.
     ///
     /// # Panics
-    /// When one does not come up.
+    /// If one does not start.
     #[must_use]
     pub fn replicas(count: usize, manifests: &str, arguments: &[&str]) -> Vec<Self> {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
@@ -111,16 +110,16 @@ impl ControlPlane {
     /// Kills it (SIGKILL).
     ///
     /// # Panics
-    /// When it is gone already.
+    /// If it has already exited.
     pub fn kill(&mut self) {
         self.program.signal(Signal::KILL);
         self.program.wait(PATIENCE);
     }
 
-    /// Starts it again, at the same address on the same files and data.
+    /// Restarts it at the same address with the same files and data.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     pub fn start_again(&mut self) {
         let address = self.address.to_string();
         let own = (self.data.as_str(), self.arguments.as_slice());
@@ -129,20 +128,20 @@ impl ControlPlane {
         self.program = program;
     }
 
-    /// Ends it (SIGTERM), and starts another release in its place.
+    /// Stops it (SIGTERM), and starts another release in its place.
     ///
     /// # Panics
-    /// When that does not come up.
+    /// If that does not start.
     pub fn become_release(&mut self, release: Release) {
         self.program.stop(PATIENCE);
         self.release = release;
         self.start_again();
     }
 
-    /// A one-time token for a workload, in a file of its own.
+    /// Returns a file with a one-time token for a workload.
     ///
     /// # Panics
-    /// When the control plane does not give one.
+    /// If the control plane does not issue one.
     #[must_use]
     pub fn token(&self, workload: &str) -> PathBuf {
         let file = self.directory.path().join(format!("{}.token", workload.replace('/', "-")));
@@ -151,10 +150,10 @@ impl ControlPlane {
         file
     }
 
-    /// What `leno get THINGS -o json` says.
+    /// Returns the output of `leno get THINGS -o json`.
     ///
     /// # Panics
-    /// When it fails or prints no JSON.
+    /// If it fails or prints no JSON.
     #[must_use]
     pub fn ask(&self, things: &str) -> Value {
         let output = self.leno(&["get", things, "-o", "json"]);
@@ -166,7 +165,7 @@ impl ControlPlane {
     /// Runs `leno` against this mesh.
     ///
     /// # Panics
-    /// When it cannot be run.
+    /// If it cannot be run.
     #[must_use]
     pub fn leno(&self, arguments: &[&str]) -> Output {
         let mut command = self.release.leno();
@@ -174,36 +173,36 @@ impl ControlPlane {
         command.output().expect("leno runs")
     }
 
-    /// Writes a file of manifests beside the first.
+    /// Writes another file of manifests.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, file: &str, manifests: &str) {
         std::fs::write(self.directory.path().join("mesh").join(file), manifests)
             .expect("manifests");
     }
 
-    /// Removes such a file.
+    /// Removes a file of manifests.
     ///
     /// # Panics
-    /// When it is not there.
+    /// If it does not exist.
     pub fn remove(&self, file: &str) {
         std::fs::remove_file(self.directory.path().join("mesh").join(file)).expect("it is there");
     }
 
-    /// Where it listens.
+    /// Returns its listen address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The directory of its data.
+    /// Returns its data directory.
     #[must_use]
     pub fn data(&self) -> PathBuf {
         self.directory.path().join(&self.data)
     }
 
-    /// A place for the state of a workload's proxy.
+    /// Returns the state directory of a workload's proxy.
     #[must_use]
     pub fn state(&self, workload: &str) -> PathBuf {
         self.directory.path().join("state").join(workload)
@@ -238,19 +237,19 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts the proxy of a workload with a token of its own, and waits until it serves.
+    /// Starts the proxy of a workload with a new token, and waits until it is ready.
     ///
     /// # Panics
-    /// When it does not get ready.
+    /// If it does not become ready.
     #[must_use]
     pub fn join(control: &ControlPlane, workload: &str, arguments: &[&str]) -> Self {
         Self::join_of(Release::This, control, workload, arguments)
     }
 
-    /// The same of some release.
+    /// As [`Self::join`], with a given release.
     ///
     /// # Panics
-    /// When it does not get ready.
+    /// If it does not become ready.
     #[must_use]
     pub fn join_of(
         release: Release,
@@ -264,10 +263,10 @@ impl Proxy {
         proxy
     }
 
-    /// Starts the proxy of a workload with a token file; it may never get ready.
+    /// Starts the proxy of a workload with a token file; it may never become ready.
     ///
     /// # Panics
-    /// When it does not even start.
+    /// If it cannot be started.
     #[must_use]
     pub fn launch(workload: &str, token: &Path, state: &Path, arguments: &[&str]) -> Self {
         Self::begin(Release::This, (workload, state), token, arguments)
@@ -285,20 +284,20 @@ impl Proxy {
         Self { workload, state, arguments, release, program, page }
     }
 
-    /// Starts it again from its state directory, without a token, and waits until it serves.
+    /// Restarts it from its state directory, without a token, and waits until it is ready.
     ///
     /// # Panics
-    /// When it does not get ready.
+    /// If it does not become ready.
     pub fn start_again(&mut self) {
         let own = (self.workload.as_str(), self.state.as_path());
         (self.program, self.page) = run(self.release, own, None, &self.arguments);
         self.wait_until_ready();
     }
 
-    /// Ends it (SIGTERM), and starts another release on its state.
+    /// Stops it (SIGTERM), and starts another release with its state.
     ///
     /// # Panics
-    /// When that does not get ready.
+    /// If that does not become ready.
     pub fn become_release(&mut self, release: Release) {
         self.program.stop(PATIENCE);
         self.release = release;
@@ -308,16 +307,16 @@ impl Proxy {
     /// Kills it (SIGKILL).
     ///
     /// # Panics
-    /// When it is gone already.
+    /// If it has already exited.
     pub fn kill(&mut self) {
         self.program.signal(Signal::KILL);
         self.program.wait(PATIENCE);
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until it reports that it is ready.
     ///
     /// # Panics
-    /// When it does not.
+    /// On timeout.
     pub fn wait_until_ready(&self) {
         eventually(&format!("the proxy of {} is ready", self.workload), PATIENCE, || {
             get_page(self.page.address, "/ready").ok().filter(|response| response.status == 200)
@@ -343,12 +342,12 @@ fn run(
     (program, page)
 }
 
-/// The value of a field in a line of a log.
+/// Returns the value of a field in a log line.
 fn field<'a>(line: &'a str, name: &str) -> &'a str {
     let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));
     rest.split_whitespace().next().unwrap_or_default()
 }
 
-/// The name of a data directory.
+/// The name of the data directory.
 const DATA: &str = "data";
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,8 +1,8 @@
-//! Manifests, piece by piece: each function writes whole documents of the namespace `shop`.
+//! Manifest builders: each function returns complete documents of the namespace `shop`.
 
 use std::fmt::Write as _;
 
-/// The mesh itself; `mode` is `permissive` or `strict`.
+/// Returns the mesh configuration; `mode` is `permissive` or `strict`.
 #[must_use]
 pub fn mesh_config(mode: &str) -> String {
     format!(
@@ -15,14 +15,15 @@ spec: {{trustDomain: cluster.local, trafficMode: {mode}}}
     )
 }
 
-/// A workload `NAME-1` that listens on `port` (run by `command`, or by the test when empty) and
-/// a service NAME in front of it, at port 9080.
+/// Returns a workload `NAME-1` that listens on `port` (run by `command`, or by the test if empty) and its
+/// service NAME on port
+/// 9080.
 #[must_use]
 pub fn server(name: &str, port: u16, command: &[&str]) -> String {
     server_of(name, (port, "HTTP"), command)
 }
 
-/// The same with a protocol of its own; nothing is said of it when it is empty.
+/// As [`server`], with a protocol; none is declared if it is empty.
 #[must_use]
 pub fn server_of(name: &str, (port, protocol): (u16, &str), command: &[&str]) -> String {
     let run = run(command);
@@ -47,7 +48,8 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: main, port: 9080, targetPort:
     )
 }
 
-/// Lets the workloads of account `client` ask all of `server` whose path is `path`, a pattern.
+/// Allows the workloads of account `client` to send requests to `server` with a path that matches the pattern
+/// `path`.
 #[must_use]
 pub fn allowed_http(client: &str, server: &str, path: &str) -> String {
     format!(
@@ -65,7 +67,7 @@ spec: {{matches: [{{name: allowed, pathRegex: {path:?}, methods: [\"*\"]}}]}}
     )
 }
 
-/// Lets the workloads of account `client` connect to the ports of `server`.
+/// Allows the workloads of account `client` to connect to the ports of `server`.
 #[must_use]
 pub fn allowed_tcp(client: &str, server: &str) -> String {
     format!(
@@ -93,7 +95,7 @@ spec:
     )
 }
 
-/// A service NAME without a workload of its own, at port 9080: only routes lead anywhere.
+/// Returns a service NAME on port 9080 without workloads: only routes forward its requests.
 #[must_use]
 pub fn service(name: &str) -> String {
     format!(
@@ -106,7 +108,7 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 9080, appProtocol
     )
 }
 
-/// A route of the service `name`, with its rules as a list of YAML, a line each.
+/// Returns a route of the service `name`, with one rule (a YAML list item) per line.
 #[must_use]
 pub fn route(name: &str, rules: &[&str]) -> String {
     let mut text = format!(
@@ -125,7 +127,8 @@ spec:
     text
 }
 
-/// A workload `NAME-1` that only calls others, with fixed doors on loopback: service and port.
+/// Returns a workload `NAME-1` that only calls others, with fixed outbound listeners on loopback: service and
+/// port.
 #[must_use]
 pub fn client(name: &str, command: &[&str], doors: &[(&str, u16)]) -> String {
     let mut text = format!(
@@ -151,7 +154,7 @@ spec:
 fn run(command: &[&str]) -> String {
     match command {
         [] => String::new(),
-        // Strings quoted as in JSON are strings of YAML.
+        // JSON strings are valid YAML strings.
         words => format!("  run: {}\n", serde_json::json!(words)),
     }
 }

@@ -1,4 +1,4 @@
-//! An unmodified MariaDB with tables of its own: a database that speaks before its client does.
+//! An unmodified MariaDB: a server-first database protocol.
 
 use std::process::Command;
 
@@ -6,18 +6,18 @@ use tempfile::TempDir;
 
 use crate::{free_port, is_root};
 
-/// A MariaDB to be run by somebody.
+/// A prepared MariaDB.
 pub struct Maria {
     directory: TempDir,
-    /// Where it listens.
+    /// Its port.
     pub port: u16,
 }
 
 impl Maria {
-    /// Makes its system tables.
+    /// Creates its system tables.
     ///
     /// # Panics
-    /// When MariaDB is not installed, or there is no place for its files.
+    /// If MariaDB is not installed, or its files cannot be written.
     #[must_use]
     pub fn prepare() -> Self {
         let maria = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
@@ -28,7 +28,7 @@ impl Maria {
         maria
     }
 
-    /// How it is started.
+    /// Returns its command line.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         let mut command = vec!["/usr/sbin/mariadbd".to_owned()];

@@ -1,4 +1,4 @@
-//! A mesh under test: `leno up` on files in a directory of its own.
+//! A mesh under test: `leno up` with files in a temporary directory.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::program::{Program, leno};
 
-/// A mesh that `leno up` runs from files that the test writes.
+/// A mesh run by `leno up` with files written by the test.
 pub struct Mesh {
     directory: TempDir,
     /// `leno up` itself.
@@ -18,19 +18,19 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Starts a mesh on manifests, and waits until all of it is up.
+    /// Starts a mesh with manifests and waits until it is ready.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     #[must_use]
     pub fn up(manifests: &str) -> Self {
         Self::up_with(manifests, &[])
     }
 
-    /// The same with further arguments to `leno up`.
+    /// As [`Self::up`], with further arguments.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// If it does not start.
     #[must_use]
     pub fn up_with(manifests: &str, arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
@@ -44,38 +44,38 @@ impl Mesh {
         Self { directory, up }
     }
 
-    /// Writes a file of manifests beside the first; the mesh takes it up by itself.
+    /// Writes another file of manifests, which the mesh notices by itself.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, file: &str, manifests: &str) {
         std::fs::write(self.file(file), manifests).expect("manifests");
     }
 
-    /// Removes such a file.
+    /// Removes a file of manifests.
     ///
     /// # Panics
-    /// When it is not there.
+    /// If it does not exist.
     pub fn remove(&self, file: &str) {
         std::fs::remove_file(self.file(file)).expect("the file is there");
     }
 
-    /// The directory of the mesh's data.
+    /// Returns the data directory of the mesh.
     #[must_use]
     pub fn data(&self) -> PathBuf {
         self.directory.path().join("data")
     }
 
-    /// A file of manifests.
+    /// Returns the path of a file of manifests.
     #[must_use]
     pub fn file(&self, file: &str) -> PathBuf {
         self.directory.path().join("mesh").join(file)
     }
 
-    /// What `leno get THINGS -o json` says.
+    /// Returns the output of `leno get THINGS -o json`.
     ///
     /// # Panics
-    /// When it fails or prints no JSON.
+    /// If it fails or prints no JSON.
     #[must_use]
     pub fn ask(&self, things: &str) -> Value {
         let output = self.leno(&["get", things, "-o", "json"]);
@@ -87,7 +87,7 @@ impl Mesh {
     /// Runs `leno` against this mesh.
     ///
     /// # Panics
-    /// When it cannot be run.
+    /// If it cannot be run.
     #[must_use]
     pub fn leno(&self, arguments: &[&str]) -> Output {
         let mut command = leno();
@@ -96,8 +96,8 @@ impl Mesh {
     }
 }
 
-/// Manifests of a service `ratings` on `port` (run by `command`, or by the test when empty) and a
-/// client with a door to it at `door`; `mode` is `permissive` or `strict`.
+/// Returns manifests of a service `ratings` on `port` (run by `command`, or by the test if empty) and a client
+/// with an outbound listener for it at `door`; `mode` is `permissive` or `strict`.
 #[must_use]
 pub fn manifest(command: &str, port: u16, door: u16, mode: &str) -> String {
     let run = if command.is_empty() { String::new() } else { format!("\n  run: {command}") };

@@ -1,18 +1,18 @@
-//! HTTP/1.1 messages off a blocking socket, as either side of a test reads them.
+//! HTTP/1.1 messages on blocking sockets, for both sides of a test.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::TcpStream;
 
-/// Whether a message without a declared length goes on to the end of the connection.
+/// The body of a message without a declared length.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Undeclared {
-    /// Requests: there is no body.
+    /// Requests: the body is empty.
     Empty,
-    /// Responses: all that comes is the body.
+    /// Responses: the body ends with the connection.
     UntilEnd,
 }
 
-/// Reads one head; `None` when the peer ended the connection instead.
+/// Reads one head; `None` if the peer closed the connection.
 pub(crate) fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<String>> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -23,7 +23,7 @@ pub(crate) fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<
     Ok(Some(head))
 }
 
-/// Reads the body that belongs to a head.
+/// Reads the body of a message with this head.
 pub(crate) fn read_body(
     reader: &mut BufReader<TcpStream>,
     head: &str,
@@ -48,7 +48,7 @@ pub(crate) fn read_body(
     Ok(body)
 }
 
-/// The first header of this name.
+/// Returns the first header of this name.
 pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().skip(1).find_map(|line| {
         let (found, value) = line.split_once(':')?;
@@ -87,5 +87,5 @@ fn ended() -> io::Error {
 }
 
 const INVALID: io::ErrorKind = io::ErrorKind::InvalidData;
-/// A line of a head that a test is willing to read.
+/// Limit of a head line.
 const HEAD_BYTES_MAX: u64 = 128 * 1024;

@@ -1,4 +1,4 @@
-//! An unmodified nginx with a configuration, files and a folder of its own.
+//! An unmodified nginx with its own configuration, files and folder.
 
 use std::path::{Path, PathBuf};
 
@@ -6,18 +6,18 @@ use tempfile::TempDir;
 
 use crate::{free_port, is_root};
 
-/// An nginx to be run by somebody.
+/// A prepared nginx.
 pub struct Nginx {
     directory: TempDir,
-    /// Where it listens.
+    /// Its port.
     pub port: u16,
 }
 
 impl Nginx {
-    /// Writes its configuration; `locations` go into its only server.
+    /// Writes its configuration; `locations` are added to its only server.
     ///
     /// # Panics
-    /// When there is no place for its files.
+    /// If its files cannot be written.
     #[must_use]
     pub fn prepare(locations: &str) -> Self {
         let nginx = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
@@ -28,24 +28,24 @@ impl Nginx {
         nginx
     }
 
-    /// Writes one of the files that it serves.
+    /// Writes a file that it serves.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn write(&self, file: &str, content: impl AsRef<[u8]>) {
         std::fs::write(self.file(file), content).expect("a file to serve");
     }
 
-    /// Where one of the files lies that it serves.
+    /// Returns the path of a file that it serves.
     #[must_use]
     pub fn file(&self, file: &str) -> PathBuf {
         self.directory.path().join("www").join(file)
     }
 
-    /// How it is started.
+    /// Returns its command line.
     ///
     /// # Panics
-    /// When its folder's path is not UTF-8.
+    /// If its folder's path is not UTF-8.
     #[must_use]
     pub fn command(&self) -> [String; 7] {
         let path = self.directory.path().to_str().expect("a path in UTF-8");
@@ -55,7 +55,7 @@ impl Nginx {
     }
 
     fn configuration(&self, locations: &str) -> String {
-        // Its workers must be able to read a folder that is only ours.
+        // Its workers must be able to read our private folder.
         let user = if is_root() { "user root root;" } else { "" };
         let port = self.port;
         format!(

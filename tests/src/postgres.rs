@@ -1,4 +1,4 @@
-//! An unmodified PostgreSQL with a cluster of its own, and TLS of its own.
+//! An unmodified PostgreSQL with its own data directory and TLS certificate.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -9,19 +9,19 @@ use tempfile::TempDir;
 
 use crate::{SelfSigned, free_port, is_root};
 
-/// A PostgreSQL to be run by somebody.
+/// A prepared PostgreSQL.
 pub struct Postgres {
     directory: TempDir,
     tls: SelfSigned,
-    /// Where it listens.
+    /// Its port.
     pub port: u16,
 }
 
 impl Postgres {
-    /// Makes its cluster.
+    /// Creates its data directory.
     ///
     /// # Panics
-    /// When PostgreSQL or openssl are not installed, or there is no place for its files.
+    /// If PostgreSQL or openssl are not installed, or its files cannot be written.
     #[must_use]
     pub fn prepare() -> Self {
         let directory = tempfile::tempdir().expect("a folder");
@@ -41,10 +41,10 @@ impl Postgres {
         postgres
     }
 
-    /// How it is started.
+    /// Returns its command line.
     ///
     /// # Panics
-    /// When its folder's path is not UTF-8.
+    /// If its folder's path is not UTF-8.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         let (program, mut command) = self.as_nobody("postgres");
@@ -69,7 +69,7 @@ impl Postgres {
         self.directory.path().join("cluster")
     }
 
-    /// A program of the server's, and how it is begun: PostgreSQL refuses to run as root.
+    /// Returns the command line of a server program: PostgreSQL refuses to run as root.
     fn as_nobody(&self, name: &str) -> (String, Vec<String>) {
         let program = program(name).to_str().expect("a path in UTF-8").to_owned();
         if !is_root() {
@@ -81,7 +81,7 @@ impl Postgres {
     }
 }
 
-/// Debian keeps the server's programs out of the way, by version.
+/// Debian installs the server programs in a directory per version.
 fn program(name: &str) -> PathBuf {
     let versions = Path::new("/usr/lib/postgresql").read_dir().into_iter().flatten().flatten();
     let programs = versions.map(|version| version.path().join("bin").join(name));
@@ -89,11 +89,11 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn succeeds(command: &mut Command) {
-    // Its own folder may be one that nobody else may enter.
+    // Other users may not be permitted to enter the test's current directory.
     let output = command.current_dir("/").output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {complaint}");
 }
 
-/// The user and the group `nobody`, everywhere.
+/// The uid and gid of the unprivileged system user.
 const NOBODY: u32 = 65_534;

@@ -1,4 +1,4 @@
-//! A program under test: started, listened to, stopped by its own pid and no other.
+//! A program under test, with its output, stopped by its own pid only.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -20,14 +20,14 @@ pub struct Program {
 struct Output {
     lines: Mutex<Vec<String>>,
     news: Condvar,
-    /// How many of its streams are read to their end.
+    /// The number of its output streams that have ended.
     ended: AtomicUsize,
 }
 
-/// The program of this project, built beside the tests.
+/// Returns this project's program, built next to the tests.
 ///
 /// # Panics
-/// When it was not built; `./test scenarios` builds it first.
+/// If it was not built; `./test scenarios` builds it first.
 #[must_use]
 pub fn leno() -> Command {
     let tests = std::env::current_exe().expect("a test has a path");
@@ -37,20 +37,20 @@ pub fn leno() -> Command {
     Command::new(binary)
 }
 
-/// Which build of the program is started.
+/// The build of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
-    /// The one under test.
+    /// The build under test.
     This,
-    /// The one before it: `./test skew` builds it, and names it in `LENO_PREVIOUS`.
+    /// The previous release: `./test skew` builds it, and sets `LENO_PREVIOUS`.
     Previous,
 }
 
 impl Release {
-    /// The program of this release.
+    /// Returns the program of this release.
     ///
     /// # Panics
-    /// When it was not built.
+    /// If it was not built.
     #[must_use]
     pub fn leno(self) -> Command {
         match self {
@@ -64,10 +64,10 @@ impl Release {
 }
 
 impl Program {
-    /// Starts a program; its output is gathered, line by line.
+    /// Starts a program and collects its output line by line.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     #[must_use]
     pub fn start(name: &str, command: &mut Command) -> Self {
         let mut child = command
@@ -84,16 +84,16 @@ impl Program {
         Self { name: name.to_owned(), child, output }
     }
 
-    /// Its process id.
+    /// Returns its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until it prints a line with `text` in it, and returns that line.
+    /// Waits until it prints a line that contains `text`, and returns the line.
     ///
     /// # Panics
-    /// When it does not within `patience`; shows what it printed instead.
+    /// After the timeout `patience`; the message contains its output.
     pub fn wait_for_line(&self, text: &str, patience: Duration) -> String {
         let until = Instant::now() + patience;
         let mut lines = self.output.lines.lock().unwrap();
@@ -104,7 +104,7 @@ impl Program {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let printed = lines.join("\n");
-                // Others still read it while this one unwinds.
+                // Other threads still read the output during the unwinding.
                 drop(lines);
                 panic!("{} did not print `{text}` within {patience:?}:\n{printed}", self.name);
             }
@@ -112,7 +112,7 @@ impl Program {
         }
     }
 
-    /// All it has printed so far.
+    /// Returns its output so far.
     #[must_use]
     pub fn printed(&self) -> String {
         self.output.lines.lock().unwrap().join("\n")
@@ -121,15 +121,15 @@ impl Program {
     /// Sends it a signal.
     ///
     /// # Panics
-    /// When it is gone already.
+    /// If it has already exited.
     pub fn signal(&self, signal: Signal) {
         signal_pid(self.child.id(), signal);
     }
 
-    /// Waits for its end, at most for `patience`.
+    /// Waits at most `patience` until it exits.
     ///
     /// # Panics
-    /// When it does not end.
+    /// On timeout.
     pub fn wait(&mut self, patience: Duration) -> ExitStatus {
         let until = Instant::now() + patience;
         loop {
@@ -138,14 +138,14 @@ impl Program {
                 return status;
             }
             assert!(Instant::now() < until, "{} did not end:\n{}", self.name, self.printed());
-            // Its next line, or its end, or a short while.
+            // Waits for its next line, its exit, or a short time.
             let lines = self.output.lines.lock().unwrap();
             drop(self.output.news.wait_timeout(lines, Duration::from_millis(20)).unwrap());
         }
     }
 
-    /// Reads what it printed last, which may be in its pipes still when it has ended. A process that it left
-    /// behind may hold them open: that is not waited for long.
+    /// Reads the remaining output, which may still be in the pipes after its exit. An orphaned child process
+    /// may keep the pipes open, so the wait is bounded.
     fn hear_out(&self) {
         let until = Instant::now() + Duration::from_secs(5);
         let mut lines = self.output.lines.lock().unwrap();
@@ -158,17 +158,17 @@ impl Program {
         }
     }
 
-    /// Asks it to end (SIGTERM) and waits.
+    /// Sends SIGTERM and waits for its exit.
     pub fn stop(&mut self, patience: Duration) -> ExitStatus {
         self.signal(Signal::TERM);
         self.wait(patience)
     }
 }
 
-/// Sends a signal to a process that belongs to the test.
+/// Sends a signal to a process of the test.
 ///
 /// # Panics
-/// When there is no such process.
+/// If there is no such process.
 pub fn signal_pid(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     kill_process(pid, signal).expect("the process is there");

@@ -1,21 +1,21 @@
-//! A certificate that a server has made for itself, as files of PEM.
+//! A self-signed server certificate, as PEM files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A key, and a certificate for it that its own key has signed.
+/// A key, and its self-signed certificate.
 pub struct SelfSigned {
     /// The key.
     pub key: PathBuf,
-    /// The certificate, which is whom to trust too.
+    /// The certificate, which is also the trust root.
     pub certificate: PathBuf,
 }
 
 impl SelfSigned {
-    /// Makes both for a name, in a folder.
+    /// Creates both for a name, in a folder.
     ///
     /// # Panics
-    /// When openssl is not installed, or there is no place for them.
+    /// If openssl is not installed, or the files cannot be written.
     #[must_use]
     pub fn make(folder: &Path, name: &str) -> Self {
         let file = |end: &str| folder.join(format!("{name}-{end}.pem"));

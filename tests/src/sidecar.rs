@@ -1,4 +1,4 @@
-//! A workload's sidecar under test: its process, its doors, what it holds.
+//! A workload's sidecar under test: its process, listeners and memory.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,21 +12,21 @@ use crate::mesh::Mesh;
 /// A workload's sidecar.
 #[derive(Debug, Clone)]
 pub struct Sidecar {
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
     /// Its admin page.
     pub admin: SocketAddr,
-    /// Its HTTP proxy door.
+    /// Its HTTP proxy listener.
     pub proxy: SocketAddr,
-    /// Where it accepts mutual TLS for the application's first port, if that has one.
+    /// Its inbound listener for the application's first port, if any.
     pub inbound: Option<SocketAddr>,
 }
 
 impl Mesh {
-    /// The sidecar of a workload, `namespace/name`.
+    /// Returns the sidecar of a workload, `namespace/name`.
     ///
     /// # Panics
-    /// When it is not there.
+    /// If it does not exist.
     #[must_use]
     pub fn sidecar(&self, workload: &str) -> Sidecar {
         let what = format!("the sidecar of {workload} is there");
@@ -51,12 +51,11 @@ impl Mesh {
 }
 
 impl Sidecar {
-    /// The memory that it alone has written to, in KiB. Pages of its program that it has only read are not
-    /// in it: the kernel calls them private too once the last other process of the same program has
-    /// ended, which may be a test beside this one.
+    /// Returns its private dirty memory in KiB. Clean program pages are excluded: the kernel counts them as
+    /// private once no other process runs the same program, such as a concurrent test.
     ///
     /// # Panics
-    /// When the process is gone.
+    /// If the process has exited.
     #[must_use]
     pub fn private_kib(&self) -> u64 {
         let path = format!("/proc/{}/smaps_rollup", self.pid);
@@ -66,10 +65,10 @@ impl Sidecar {
         kib.unwrap_or_else(|| panic!("{path} does not tell: {text}"))
     }
 
-    /// The sum of the metrics whose lines begin with `series`; 0 when there is none.
+    /// Returns the sum of the metrics with lines that begin with `series`; 0 if there are none.
     ///
     /// # Panics
-    /// When the admin page does not answer.
+    /// If the admin page does not respond.
     #[must_use]
     pub fn metric(&self, series: &str) -> f64 {
         let page = get_page(self.admin, "/metrics").expect("the admin page answers");

@@ -1,4 +1,4 @@
-//! An application whose bodies are made and checked as they pass, however long they are.
+//! An application that generates and verifies bodies of any length while streaming.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,37 +9,37 @@ use socket2::SockRef;
 
 use crate::message::{header, read_head};
 
-/// An application that answers `GET /N` with a body of N bytes, and reads the body of a `POST`
-/// whole before it says how long it was. It ends with its connections.
+/// An application that responds to `GET /N` with a body of N bytes, and reads the whole body of a `POST` before
+/// it returns its length. It ends with its connections.
 pub struct Streaming {
     address: SocketAddr,
     given: Arc<AtomicU64>,
 }
 
 impl Streaming {
-    /// Starts it on loopback, at a port of the kernel's choice.
+    /// Starts it on loopback, on a port assigned by the kernel.
     ///
     /// # Panics
-    /// When loopback has no free port.
+    /// If loopback has no free port.
     #[must_use]
     pub fn start() -> Self {
         Self::start_at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// Starts it at an address of this machine, at a port of the kernel's choice.
+    /// Starts it at a local address, on a port assigned by the kernel.
     ///
     /// # Panics
-    /// When there is no free port.
+    /// If there is no free port.
     #[must_use]
     pub fn start_at(address: IpAddr) -> Self {
         Self::on(TcpListener::bind((address, 0)).expect("there is a free port"))
     }
 
-    /// Starts it on loopback with connections for which the kernel keeps little, so that a thousand
-    /// of them that stand still do not use up what all of the machine's have together.
+    /// Starts it on loopback with small socket buffers, so that a thousand stalled connections do not exhaust
+    /// the machine's TCP memory.
     ///
     /// # Panics
-    /// When loopback has no free port.
+    /// If loopback has no free port.
     #[must_use]
     pub fn start_narrow() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
@@ -54,30 +54,30 @@ impl Streaming {
         std::thread::spawn(move || {
             for tcp in listener.incoming().map_while(Result::ok) {
                 let counter = counter.clone();
-                // The end of a connection needs no word: the test sees what its client saw.
+                // Connection errors are ignored: the test observes the client.
                 std::thread::spawn(move || drop(serve(tcp, &counter)));
             }
         });
         Self { address, given }
     }
 
-    /// Where it listens.
+    /// Returns its port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// How many bytes of bodies the kernel has taken from it so far.
+    /// Returns the number of body bytes that the kernel has accepted from it.
     #[must_use]
     pub fn given(&self) -> u64 {
         self.given.load(Ordering::Relaxed)
     }
 }
 
-/// Lets the kernel keep little for a socket: small segments, because it counts whole ones.
+/// Limits the buffers of a socket, with small segments, because the kernel counts whole segments.
 ///
 /// # Panics
-/// When the kernel refuses.
+/// If the kernel rejects the options.
 pub fn narrow(socket: SockRef<'_>) {
     socket.set_tcp_mss(1460).expect("a segment of Ethernet");
     socket.set_send_buffer_size(NARROW_BYTES).expect("a small buffer");
@@ -109,10 +109,10 @@ fn serve(tcp: TcpStream, given: &AtomicU64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the body of `length` bytes; `progress` hears of every piece.
+/// Writes a body of `length` bytes; `progress` receives the size of every piece.
 ///
 /// # Errors
-/// What the socket says.
+/// The error of the socket.
 pub fn produce(out: &mut impl Write, length: u64, mut progress: impl FnMut(u64)) -> io::Result<()> {
     let block = block();
     let mut at = 0;
@@ -126,10 +126,10 @@ pub fn produce(out: &mut impl Write, length: u64, mut progress: impl FnMut(u64))
     Ok(())
 }
 
-/// Reads the body of `length` bytes; `progress` hears of every piece.
+/// Reads a body of `length` bytes; `progress` receives the size of every piece.
 ///
 /// # Errors
-/// What the socket says; `InvalidData` when a byte is not the one that was produced.
+/// The error of the socket; `InvalidData` if a byte differs from the generated one.
 pub fn check(input: &mut impl Read, length: u64, mut progress: impl FnMut(u64)) -> io::Result<()> {
     let block = block();
     let mut buffer = vec![0; BLOCK_BYTES];
@@ -147,7 +147,7 @@ pub fn check(input: &mut impl Read, length: u64, mut progress: impl FnMut(u64)) 
     Ok(())
 }
 
-/// A body repeats after a prime number of bytes, so that a piece in the wrong place is seen.
+/// Returns a block that repeats after a prime number of bytes, so that a misplaced piece is detected.
 fn block() -> Vec<u8> {
     (0..=250).cycle().take(BLOCK_BYTES + PERIOD).collect()
 }

@@ -1,4 +1,4 @@
-//! The figures of `docs/limits.md` are those of the constants that it names.
+//! Consistency of the figures in `docs/limits.md` with the constants that it names.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of a test fail by panicking")]
 
 use std::path::Path;
@@ -33,7 +33,8 @@ fn figures_and_expressions_are_read() {
     }
 }
 
-/// The value of `crate::module::NAME`, or of a field of the default limits, in bytes, milliseconds or pieces.
+/// Returns the value of `crate::module::NAME`, or of a field of the default limits, in bytes, milliseconds or
+/// units.
 fn value_of(root: &Path, constant: &str) -> u128 {
     let mut parts: Vec<&str> = constant.split("::").collect();
     let name = parts.pop().expect(constant);
@@ -73,7 +74,7 @@ fn figure(text: &str) -> u128 {
     number.parse::<u128>().expect(text) * factor
 }
 
-/// Units of figures, in pieces, milliseconds and bytes.
+/// Units of figures, as factors of a count, of milliseconds or of bytes.
 const UNITS: &[(&str, u128)] = &[
     ("", 1),
     ("ms", 1),

@@ -1,10 +1,10 @@
-//! The house keeps its own rules: arrows between crates, captions, lengths, names.
+//! Repository rules: dependencies between crates, captions, lengths, names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Which of our crates each crate may import; what is not listed may not be.
+/// The permitted dependencies of each crate on our others.
 const ARROWS: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("wire", &[]),
@@ -40,7 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What the ground floors may not even list in their manifests.
+/// The external dependencies that the lowest crates may not declare.
 const FOREIGN: &[(&str, &[&str])] = &[
     ("model", &["tokio", "serde", "prost", "kube", "hyper"]),
     ("wire", &["tokio", "hyper", "h2"]),
@@ -48,13 +48,13 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("telemetry", &["tokio"]),
 ];
 
-/// Names that invite whatever has no home.
+/// Names that attract unrelated code.
 const FORBIDDEN_MODULES: &[&str] = &[
     "core", "common", "util", "utils", "helper", "helpers", "manager", "misc", "base", "info",
     "data", "process", "handler", "handlers", "mod",
 ];
 
-/// Files that may be longer than the limit, with their length today; it may only shrink.
+/// Files that exceed the length limit, with their current length, which may only shrink.
 const RATCHET: &[(&str, usize)] = &[];
 
 const FILE_LINES_MAX: usize = 600;
@@ -123,7 +123,7 @@ fn modules_have_names_that_mean_something() {
 
 #[test]
 fn connections_are_accepted_in_one_place() {
-    // These accept handshakes and streams, or one connection and no more.
+    // These accept handshakes and streams, or only one connection.
     let others = [
         "identity/src/client_hello.rs",
         "proxy/src/http2/server.rs",
@@ -204,7 +204,7 @@ fn manifests() -> Vec<(String, String)> {
         .collect()
 }
 
-/// The names under `[dependencies]`; what only tests use may point anywhere.
+/// Returns the names under `[dependencies]`; dev-dependencies are unrestricted.
 fn dependencies(manifest: &str) -> Vec<String> {
     manifest
         .lines()
@@ -238,7 +238,7 @@ fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     }
 }
 
-/// Lines before the tests of a file; files of tests, and what is generated, have none.
+/// Returns the number of lines before the tests of a file; 0 for test files and generated files.
 fn production_lines(path: &Path, text: &str) -> usize {
     let shown = path.to_string_lossy();
     let generated =

@@ -1,4 +1,4 @@
-//! The built-in authority: one root key on disk, short certificates for members.
+//! The built-in certificate authority: one root key on disk, short-lived certificates for members.
 
 mod files;
 mod guests;
@@ -36,34 +36,34 @@ pub use files::AuthorityFiles;
 pub use issuer::AuthoritySource;
 pub use rotation::{Rotation, RotationStage};
 
-/// Signs certificates for the members of one trust domain, and for nobody else.
+/// Signs certificates for the members of one trust domain.
 ///
-/// The directory holds `ca.key` (mode 0600) and `ca.pem`, the trust bundle that members get. The
-/// root that belongs to `ca.key` signs; further roots in `ca.pem` are trusted beside it. To
-/// replace a root, add the new one to `ca.pem`, wait one certificate's life, then swap `ca.key`.
+/// The directory contains `ca.key` (mode 0600) and `ca.pem`, the trust bundle of the members. The root of
+/// `ca.key` signs; `ca.pem` may contain further trusted roots. To replace a root, add the new one to `ca.pem`,
+/// wait one certificate lifetime, then replace `ca.key`.
 pub struct Authority {
     trust_domain: TrustDomain,
     issuer: Issuer<'static, KeyPair>,
-    /// The certificate of its key.
+    /// The certificate of the signing key.
     signer: CertificateDer<'static>,
-    /// What leads from the signer to a root, the signer first; empty when it is a root itself.
+    /// The chain from the signer to a root, the signer first; empty if the signer is a root.
     chain: Vec<CertificateDer<'static>>,
     roots: Roots,
-    /// Intermediates before this one that members trust still.
+    /// Previous intermediates that members still trust.
     pins: Vec<CertificateDer<'static>>,
-    /// Certificates that lead from those to this one, at the end of the chain.
+    /// Cross-certificates from those to this one, at the end of the chain.
     crosses: Vec<CertificateDer<'static>>,
-    /// What an intermediate signs begins no earlier: nothing that leads to a root did. A root of its
-    /// own was made to begin early enough.
+    /// The earliest validity of signed certificates. An intermediate's own chain begins no earlier; a built-in
+    /// root is backdated.
     not_before: SystemTime,
     not_after: SystemTime,
 }
 
 impl Authority {
-    /// Opens the authority in `dir`; one that is not there is not made.
+    /// Opens the existing authority in `dir`.
     ///
     /// # Errors
-    /// [`AuthorityError`] when there is none, and as [`Self::open_or_create`].
+    /// [`AuthorityError`] if there is none, and as [`Self::open_or_create`].
     pub fn open(
         dir: &Path,
         trust_domain: &TrustDomain,
@@ -77,19 +77,19 @@ impl Authority {
         Self::from_parts(trust_domain, key, Roots::from_pem(&text)?, now)
     }
 
-    /// Opens the authority in `dir`, or makes a new one there (P-256, ten years).
+    /// Opens the authority in `dir`, or creates one (P-256, ten years).
     ///
     /// # Errors
-    /// [`AuthorityError`] when the directory cannot be used, others may read the key, key and
-    /// roots do not belong together, or a root is of another trust domain or expired.
+    /// [`AuthorityError`] if the directory cannot be used, others may read the key, key and roots do not match,
+    /// or a root is of another trust domain or expired.
     pub fn open_or_create(
         dir: &Path,
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         create_private_directory(dir)?;
-        // A key is always written before its root: a root without key means that it was lost,
-        // and a key without root that a first start was cut short.
+        // A key is written before its root: a root without a key means a lost key, and a key without a root an
+        // interrupted first start.
         let text = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?;
         let key = match disk::read(&dir.join(KEY_FILE), Readers::Owner)? {
             Some(text) => PrivateKey::from_pem(&text).map_err(AuthorityError::Key)?,
@@ -103,12 +103,12 @@ impl Authority {
         Self::from_parts(trust_domain, key, Roots::from_pem(&text)?, now)
     }
 
-    /// Signs the requested key for `subject`, to live for `lifetime` from `now`.
+    /// Signs the requested key for `subject`, valid for `lifetime` from `now`.
     ///
     /// # Errors
-    /// [`AuthorityError`] when the identity is not of this trust domain, the workload not of the
-    /// identity's namespace, a workload would be the control plane, the lifetime is out of bounds,
-    /// or the root has expired.
+    /// [`AuthorityError`] if the identity is of another trust domain, the workload is of another namespace than
+    /// the identity, a workload requests the control plane's identity, the lifetime is out of bounds, or the
+    /// root has expired.
     pub fn sign(
         &self,
         request: &CertificateRequest,
@@ -127,7 +127,7 @@ impl Authority {
             name.push(DnType::CommonName, workload.to_string());
         }
         if let Some(instance) = instance {
-            // Not a second URI name, of which a SPIFFE certificate has exactly one.
+            // Not as a URI name: a SPIFFE certificate has exactly one.
             let text = instance.to_string().try_into().map_err(AuthorityError::Encoding)?;
             let name = &mut parameters.distinguished_name;
             let serial = DnType::CustomDnType(SERIAL_NUMBER.to_vec());
@@ -145,20 +145,20 @@ impl Authority {
         })
     }
 
-    /// The trust bundle that members verify each other by.
+    /// Returns the trust bundle that members verify each other with.
     #[must_use]
     pub fn roots(&self) -> Roots {
         self.roots.clone()
     }
 
-    /// Tells certificates that this authority would sign again just so from those of another
-    /// signer, or with other roots.
+    /// Returns the CA generation: it distinguishes certificates that this authority would issue in the same way
+    /// from those of another signer or with other roots.
     #[must_use]
     pub fn edition(&self) -> u64 {
         edition(self.issuer.key().public_key_raw(), &self.roots)
     }
 
-    /// Whose members it vouches for.
+    /// Returns the trust domain of the authority's members.
     #[must_use]
     pub fn trust_domain(&self) -> &TrustDomain {
         &self.trust_domain
@@ -174,7 +174,7 @@ impl Authority {
         Ok(certificate.der().clone())
     }
 
-    /// From when until when what is signed now is valid.
+    /// Returns the validity period of a certificate signed now.
     fn validity(
         &self,
         lifetime: Duration,
@@ -183,7 +183,8 @@ impl Authority {
         if now >= self.not_after {
             return Err(AuthorityError::RootExpired);
         }
-        // One that begins before its signer, or outlives it, would fail for a part of its life.
+        // A certificate that begins before its signer, or outlives it, would be invalid for part of its
+        // lifetime.
         let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?.max(self.not_before);
         let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
         Ok((not_before, not_after))
@@ -193,11 +194,11 @@ impl Authority {
         self.chain.iter().cloned()
     }
 
-    /// By which clients know it that are not of the mesh and verify names, as OSM's certificates have
-    /// it. In the mesh nobody looks at it: members know each other by the SPIFFE id alone.
+    /// Returns the DNS name for clients outside the mesh that verify names, as in OSM's certificates. Mesh
+    /// members ignore it: they verify only the SPIFFE id.
     ///
-    /// None where it could be somebody else's name, or where whoever vouches for the signer says which
-    /// names it may use: a certificate with another one would not be valid.
+    /// None if the name could belong to another account, or if an issuing certificate has name constraints,
+    /// which could make the certificate invalid.
     fn dns_name(&self, id: &SpiffeId) -> Option<SanType> {
         let restricts = |der: &CertificateDer<'_>| {
             let read = x509_parser::parse_x509_certificate(der);
@@ -276,7 +277,7 @@ impl Authority {
     }
 }
 
-/// Whether it signs and is trusted in the same way.
+/// Compares the signer and the trusted certificates.
 impl PartialEq for Authority {
     fn eq(&self, other: &Self) -> bool {
         (&self.signer, &self.chain, &self.roots) == (&other.signer, &other.chain, &other.roots)
@@ -289,134 +290,134 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// Whom a certificate is for.
+/// The subject of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject<'a> {
     /// The identity that peers verify and policies name.
     pub id: &'a SpiffeId,
-    /// The instance behind it, of the same namespace; none for the control plane.
+    /// The workload, of the same namespace; none for the control plane.
     pub workload: Option<&'a WorkloadName>,
-    /// The pod or registration of that workload; none for the control plane.
+    /// The Pod or registration of that workload; none for the control plane.
     pub instance: Option<&'a Instance>,
 }
 
-/// How long a member's certificate lives unless the operator says otherwise.
+/// The default lifetime of a member's certificate.
 pub const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// The longest life of a member's certificate: there is no revocation but expiry.
+/// The maximum lifetime of a member's certificate, since expiry is the only revocation.
 pub const LEAF_LIFETIME_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// Why the authority cannot be opened or refuses to sign.
+/// An error of opening the authority or of signing.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// The directory or a file in it.
+    /// The directory or a file in it cannot be used.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The key cannot be read.
     #[error("`{KEY_FILE}` holds no P-256 private key: restore it from a backup")]
     Key(#[source] rcgen::Error),
-    /// The key is gone.
+    /// The key is missing.
     #[error(
         "`{ROOTS_FILE}` is there but `{KEY_FILE}` is not: restore the key from a backup, or remove \
          `{ROOTS_FILE}` to begin a new authority that every member has to join again"
     )]
     KeyMissing,
-    /// There is no authority where one was.
+    /// The authority is missing.
     #[error("there is no `{ROOTS_FILE}` in its directory: mount or restore it")]
     Missing,
     /// The roots cannot be read.
     #[error("`{ROOTS_FILE}` cannot be used")]
     Roots(#[from] RootsError),
-    /// None of the roots is the key's.
+    /// The key matches none of the roots.
     #[error(
         "`{KEY_FILE}` belongs to none of the roots in `{ROOTS_FILE}`: restore the matching one"
     )]
     KeyOfAnotherRoot,
-    /// Certificates of the root are refused by everyone.
+    /// The root has expired.
     #[error("the root of this authority has expired: begin a new authority")]
     RootExpired,
-    /// A root or a requested identity of somebody else.
+    /// The trust domain of a root or a requested identity is another one.
     #[error(
         "`{found}` is not of the trust domain `{expected}` of this mesh: give each trust domain a \
          data directory of its own"
     )]
     ForeignTrustDomain {
-        /// What the root or the identity says.
+        /// The trust domain found.
         found: String,
-        /// What the mesh is.
+        /// The trust domain of the mesh.
         expected: TrustDomain,
     },
-    /// An identity is of its workload's namespace.
+    /// The identity is of another namespace than its workload.
     #[error("workload `{workload}` cannot be `{id}`: their namespaces differ")]
     ForeignNamespace {
         /// The workload.
         workload: WorkloadName,
-        /// The identity asked for it.
+        /// The requested identity.
         id: SpiffeId,
     },
-    /// Whoever has it is the control plane to every proxy.
+    /// The identity is the control plane's.
     #[error(
         "`{0}` is the identity of the control plane, which no workload may have: give the workload \
          another `spec.serviceAccount`"
     )]
     Reserved(SpiffeId),
-    /// A guest may not be called so.
+    /// The name of an external principal is invalid.
     #[error("`{name}` {cause}")]
     Subject {
-        /// What it was to be called.
+        /// The requested name.
         name: Name,
-        /// Why not.
+        /// The reason.
         #[source]
         cause: BadSubject,
     },
-    /// A guest has at least one name.
+    /// An external principal without a name.
     #[error("`{0}` is called nothing")]
     Nameless(GuestId),
-    /// Servers would refuse the certificate of a guest.
+    /// Servers would reject the certificate of an external principal.
     #[error(
         "what signs may not name guests so: have its authority issued without constraints on names"
     )]
     GuestUseless(#[source] rustls::Error),
-    /// Too short or too long.
+    /// The lifetime is too short or too long.
     #[error("a certificate cannot live {0:?}: use 1 s to 90 days")]
     Lifetime(Duration),
-    /// An intermediate authority is made by somebody else.
+    /// A file of the intermediate authority is missing.
     #[error(
         "`{file}` is not there: a directory for --issuer holds `tls.key`, `tls.crt` and `ca.crt`, \
          as cert-manager writes them"
     )]
     IssuerMissing {
-        /// Which file.
+        /// The file.
         file: &'static str,
     },
-    /// Its key is none that signs here.
+    /// The intermediate's key is not supported.
     #[error(
         "`tls.key` holds no P-256 private key: have the authority issued with one \
          (`privateKey: {{algorithm: ECDSA, size: 256}}` in a Certificate of cert-manager)"
     )]
     IssuerKey(#[source] rcgen::Error),
-    /// Its certificate is another key's, or not one that may sign.
+    /// The intermediate's certificate is for another key, or is not a CA certificate.
     #[error(
         "`tls.crt` does not begin with the certificate of `tls.key`, one that may sign \
          certificates, followed by at most two that lead to `ca.crt`"
     )]
     Issuer,
-    /// What it signs would be refused by everybody.
+    /// Every peer would reject the certificates that the intermediate signs.
     #[error(
         "what `tls.key` signs does not lead to the roots in `ca.crt`, or may not name members: have \
          it issued as an authority without constraints on names"
     )]
     IssuerUseless(#[source] Box<CredentialError>),
-    /// A root that is to be replaced is not at that stage.
+    /// The rotation of the root is at another stage.
     #[error("{0}")]
     Stage(&'static str),
-    /// The machine's clock is off by decades.
+    /// The system clock is off by decades.
     #[error("the clock of this machine is not usable: set it")]
     Clock,
-    /// The operating system has none to give.
+    /// The operating system has no randomness.
     #[error("the operating system gives no randomness")]
     Randomness,
-    /// The certificate cannot be written down.
+    /// The certificate cannot be encoded.
     #[error("the certificate cannot be encoded")]
     Encoding(#[source] rcgen::Error),
 }
@@ -426,7 +427,7 @@ fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
     let key = PrivateKey::generate();
     match disk::create(&path, key.to_pem().as_bytes(), Readers::Owner) {
         Ok(()) => Ok(key),
-        // Somebody else was first: theirs is the key.
+        // Another process created the key first; it is used.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let text = disk::read(&path, Readers::Owner)?.ok_or(error)?;
             PrivateKey::from_pem(&text).map_err(AuthorityError::Key)
@@ -463,7 +464,7 @@ fn self_signed(
     let not_after = whole_seconds(now.checked_add(ROOT_LIFETIME))?;
     let mut parameters = parameters(not_before, not_after)?;
     parameters.subject_alt_names = vec![uri(format!("spiffe://{trust_domain}"))?];
-    // Two roots of one trust domain must not share a name: some verifiers look up by name alone.
+    // Two roots of one trust domain must not share a name: some verifiers find issuers by name alone.
     let print = digest::digest(&digest::SHA256, key.public());
     let print: String = print.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
     let name = &mut parameters.distinguished_name;
@@ -474,7 +475,7 @@ fn self_signed(
     Ok(certificate.der().clone())
 }
 
-/// What root and members have in common.
+/// Returns the certificate parameters common to roots and members.
 fn parameters(
     not_before: SystemTime,
     not_after: SystemTime,
@@ -508,7 +509,7 @@ fn check_trust_domain(
     Err(AuthorityError::ForeignTrustDomain { found: found.to_owned(), expected: expected.clone() })
 }
 
-/// X.509 counts in seconds.
+/// Truncates to seconds, the resolution of X.509.
 fn whole_seconds(time: Option<SystemTime>) -> Result<SystemTime, AuthorityError> {
     let since =
         time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).ok_or(AuthorityError::Clock)?;
@@ -521,14 +522,13 @@ fn date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
     OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::Clock)
 }
 
-/// The longest name, and the longest part between two dots, in the DNS (RFC 1035 §2.3.4).
+/// Maximum lengths of a DNS name and of a label (RFC 1035 §2.3.4).
 const DNS_NAME_BYTES_MAX: usize = 253;
 const DNS_LABEL_BYTES_MAX: usize = 63;
 const ROOT_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
 const LEAF_LIFETIME_MIN: Duration = Duration::from_secs(1);
 
-/// The attribute `serialNumber` of a subject (X.520 §6.2.9): what tells its holder from others of the same
-/// common name.
+/// The subject attribute `serialNumber` (X.520 §6.2.9): it distinguishes holders with the same common name.
 const SERIAL_NUMBER: [u64; 4] = [2, 5, 4, 5];
 
 const KEY_FILE: &str = "ca.key";

@@ -1,27 +1,27 @@
-//! Requests that a foreign web page makes a browser send to a server of ours, recognized by their fields.
+//! Detection of cross-site browser requests to local servers by their headers.
 //!
-//! A browser reaches servers on loopback and in the network of its machine. A page of another site may not read
-//! the answers, but it can trigger work, and it can read them after it has let its own name mean the server's
-//! address (DNS rebinding). Fields that scripts cannot set tell such requests apart (Fetch Metadata, Fetch
-//! Standard §3.2); under a name, only the name itself does.
+//! A browser reaches servers on loopback and in its local network. A page of another site cannot read the
+//! responses, but it can trigger work, and it can read them if its own name resolves to the server's address
+//! (DNS rebinding). Headers that scripts cannot set identify such requests (Fetch Metadata, Fetch Standard
+//! §3.2); for DNS rebinding, only the host name does.
 
 use std::net::IpAddr;
 
-/// The names under which a server answers.
+/// The host names that a server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnNames {
-    /// Addresses and `localhost`.
+    /// IP addresses and `localhost`.
     Local,
-    /// Those, and names that no site of the web can have: names without dots, and those of Services.
+    /// Those, and names that no public site can have: names without dots, and those of Services.
     Cluster,
-    /// Any: the server asks for a secret that a browser sends to its true name alone.
+    /// Any name: the server requires a secret that browsers send only to its true name.
     Any,
 }
 
-/// A request that a foreign page may have caused.
+/// The reason that a request may be cross-site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ForeignPage {
-    /// Its `Host` may be the name of a foreign site.
+    /// The `Host` may be the name of a foreign site.
     #[error(
         "this page is asked for by a name that may be somebody else's: open it by its address or as localhost"
     )]
@@ -29,16 +29,16 @@ pub enum ForeignPage {
     /// It has more than one `Host` field (RFC 9112 §3.2).
     #[error("this request has more than one Host field: send one")]
     SeveralHosts,
-    /// A page of another origin sent it.
+    /// A page of another origin sent the request.
     #[error("a page of another site made this request: open the address in the browser itself")]
     Site,
 }
 
-/// The host that a request names: the authority of its target, if it has one, counts before its `Host` field (RFC 9112
-/// §3.2.2). Empty when it names none.
+/// Returns the requested host: the authority of the target, if any, precedes the `Host` header (RFC 9112
+/// §3.2.2). Empty if there is none.
 ///
 /// # Errors
-/// When it has several `Host` fields.
+/// If there are several `Host` headers.
 pub fn named_host<'a>(
     target: Option<&'a str>,
     mut fields: impl Iterator<Item = &'a str>,
@@ -50,9 +50,9 @@ pub fn named_host<'a>(
     }
 }
 
-/// Checks a request under the name `host` that came in at a server of ours. `field` returns the value of a field by its
-/// lower-case name: empty where it is there and is no text. A link on another site may lead to a page: it is
-/// accepted where `is_page`, which is for answers that cost nothing and change nothing.
+/// Checks a request received under the name `host`. `field` returns the value of a header by its lower-case
+/// name, or an empty value if it is not text. A link on another site may navigate to a page: it is accepted if
+/// `is_page`, for responses that are cheap and have no side effects.
 ///
 /// # Errors
 /// [`ForeignPage`].
@@ -106,7 +106,7 @@ impl OwnNames {
     }
 }
 
-/// Of names that the DNS of the internet does not have: those of Services, and the one for private use.
+/// Suffixes outside the public DNS: those of Services, and the one for private use.
 const SUFFIXES: [&str; 3] = [".svc", ".cluster.local", ".internal"];
 
 #[cfg(test)]

@@ -1,28 +1,27 @@
-//! The server name that a client of TLS asks for, of sessions that are not ours to end.
+//! The server name in a TLS ClientHello, for sessions that are not terminated here.
 
 use rustls::server::Acceptor;
 
-/// Reads a ClientHello as its bytes arrive.
+/// Parses a ClientHello incrementally.
 #[derive(Default)]
 pub struct ClientHelloReader {
     acceptor: Acceptor,
     read: usize,
 }
 
-/// What the first bytes of a client of TLS tell.
+/// The result of parsing the first bytes of a TLS client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientHello {
-    /// Not yet all: ask again with more bytes.
+    /// Incomplete: call again with more bytes.
     More,
-    /// It asks for the server of this name (RFC 6066 §3).
+    /// The requested server name (RFC 6066 §3).
     Named(String),
-    /// It names none, or what it says makes no sense.
+    /// No server name, or an invalid ClientHello.
     Unnamed,
 }
 
 impl ClientHelloReader {
-    /// Looks at all that the client has said so far: each call with the bytes of the last one and
-    /// perhaps more.
+    /// Parses all bytes received so far; each call repeats the bytes of the last one, and may add more.
     pub fn read(&mut self, first_bytes: &[u8]) -> ClientHello {
         let mut rest = first_bytes.get(self.read..).unwrap_or_default();
         while !rest.is_empty() {
@@ -47,8 +46,7 @@ impl ClientHelloReader {
     }
 }
 
-/// Whether a client of TLS offers to speak this protocol (ALPN, RFC 7301); nothing before all of
-/// its ClientHello is there.
+/// True if a TLS client offers this protocol (ALPN, RFC 7301); `None` until the ClientHello is complete.
 #[must_use]
 pub fn offers(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
     let mut acceptor = Acceptor::default();
@@ -69,7 +67,7 @@ pub fn offers(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
     None
 }
 
-/// The longest ClientHello: one record. Those with keys for after quantum computers have 2 KiB.
+/// Size limit of a ClientHello: one record. Those with post-quantum key shares have 2 KiB.
 const CLIENT_HELLO_BYTES_MAX: usize = 16 * 1024;
 
 #[cfg(test)]
@@ -80,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client says first that wants to reach this server.
+    /// Returns the ClientHello of a client that connects to this server.
     fn hello(name: &str) -> Vec<u8> {
         hello_offering(name, &[])
     }
@@ -130,7 +128,7 @@ mod tests {
 
     #[test]
     fn clients_that_name_no_server_are_told_apart_from_slow_ones() {
-        // Addresses are not named (RFC 6066 §3).
+        // Addresses are not sent as server names (RFC 6066 §3).
         let unnamed = hello("192.0.2.1");
         assert_eq!(ClientHelloReader::default().read(&unnamed), ClientHello::Unnamed);
         assert_eq!(ClientHelloReader::default().read(b""), ClientHello::More);

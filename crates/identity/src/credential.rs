@@ -1,4 +1,4 @@
-//! A credential: a private key, the certificate chain for it, and the roots to verify peers by.
+//! A credential: a private key, its certificate chain, and the roots to verify peers.
 
 use std::fmt;
 use std::io;
@@ -23,31 +23,31 @@ use crate::provider::provider;
 use crate::roots::{Roots, RootsError};
 use crate::verify::{Leaf, VerifyError};
 
-/// What an authority gives for a certificate request.
+/// The authority's response to a certificate request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Issued {
-    /// The holder's certificate and any intermediate ones, the holder's first; no root.
+    /// The holder's certificate first, then any intermediates; no root.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Whom the holder is to trust.
+    /// The roots that the holder trusts.
     pub roots: Roots,
-    /// When the certificate begins to be valid.
+    /// The start of the certificate's validity.
     pub not_before: SystemTime,
-    /// When it stops to be.
+    /// The end of the certificate's validity.
     pub not_after: SystemTime,
 }
 
 impl Issued {
-    /// What arrived from the authority as bytes; the validity is read from the certificate.
+    /// Creates the response from received bytes; the validity is read from the certificate.
     ///
     /// # Errors
-    /// [`CredentialError`] when the chain is empty or its first certificate is not a member's.
+    /// [`CredentialError`] if the chain is empty or its first certificate is not a member's.
     pub fn new(chain: Vec<CertificateDer<'static>>, roots: Roots) -> Result<Self, CredentialError> {
         let leaf = Leaf::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
         Ok(Self { chain, roots, not_before: leaf.peer.not_before, not_after: leaf.peer.not_after })
     }
 }
 
-/// Everything that one identity needs to prove itself and to verify others.
+/// The key, certificates and roots of one identity.
 pub struct Credential {
     key: PrivateKey,
     certified: Arc<CertifiedKey>,
@@ -58,12 +58,11 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// Joins a key and what was issued for it.
+    /// Combines a key with its issued certificate.
     ///
     /// # Errors
-    /// [`CredentialError`] when the certificate is not for this key, does not lead to the given
-    /// roots, or is not that of a mesh member. Whether it is valid now is not asked: see
-    /// [`Credential::is_expired`].
+    /// [`CredentialError`] if the certificate is not for this key, does not chain to the given roots, or is not
+    /// a mesh member's. The validity period is not checked: see [`Credential::is_expired`].
     pub fn new(key: PrivateKey, issued: Issued) -> Result<Self, CredentialError> {
         let Issued { chain, roots, .. } = issued;
         let leaf = Leaf::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
@@ -85,58 +84,57 @@ impl Credential {
         })
     }
 
-    /// Whose it is.
+    /// Returns the holder's identity.
     #[must_use]
     pub fn id(&self) -> &SpiffeId {
         &self.leaf.peer.id
     }
 
-    /// The workload it was issued to, if to one.
+    /// Returns the workload in the certificate, if any.
     #[must_use]
     pub fn workload(&self) -> Option<&WorkloadName> {
         self.leaf.peer.workload.as_ref()
     }
 
-    /// The certificate chain, the holder's own first.
+    /// Returns the certificate chain, the holder's own first.
     #[must_use]
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.certified.cert
     }
 
-    /// Whom the holder trusts.
+    /// Returns the roots that the holder trusts.
     #[must_use]
     pub fn roots(&self) -> &Roots {
         &self.roots
     }
 
-    /// Tells it from certificates of another signer, or with other roots to trust; the same number
-    /// as [`crate::Authority::edition`] of whoever would issue it just so.
+    /// Returns the CA generation, which differs for another signer or other trusted roots; equal to
+    /// [`crate::Authority::edition`] of an authority that would issue it in the same way.
     #[must_use]
     pub fn edition(&self) -> u64 {
         self.edition
     }
 
-    /// When it begins to be valid.
+    /// Returns the start of its validity.
     #[must_use]
     pub fn not_before(&self) -> SystemTime {
         self.leaf.peer.not_before
     }
 
-    /// When it stops to be valid.
+    /// Returns the end of its validity.
     #[must_use]
     pub fn not_after(&self) -> SystemTime {
         self.leaf.peer.not_after
     }
 
-    /// When it was issued.
+    /// Returns the time of issue.
     #[must_use]
     pub fn issued(&self) -> SystemTime {
         self.leaf.peer.issued()
     }
 
-    /// When to ask for the next one: half of its life, up to a fifth of that earlier by `draw`, so
-    /// that a mesh which started at once does not renew at once, and never later: an outage of half
-    /// a life is survived.
+    /// Returns the renewal time: half of the lifetime, minus up to a fifth of that by `draw`, so that a mesh
+    /// started at once does not renew at once. An outage of half a lifetime is tolerated.
     #[must_use]
     pub fn renew_at(&self, draw: u64) -> SystemTime {
         let issued = self.issued();
@@ -146,20 +144,20 @@ impl Credential {
         issued + half.mul_f64(0.8 + 0.2 * chance)
     }
 
-    /// Whether peers refuse it by now.
+    /// True if peers reject it because it has expired.
     #[must_use]
     pub fn is_expired(&self, now: SystemTime) -> bool {
         now >= self.not_after()
     }
 
-    /// Writes it into a directory, readable by its owner only; each file whole or not at all.
+    /// Writes the credential into a directory, readable by its owner only; each file atomically.
     ///
     /// # Errors
-    /// When the directory cannot be created or written.
+    /// If the directory cannot be created or written.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
         create_private_directory(dir)?;
-        // The roots first: after a crash in between the old certificate is read with the new
-        // roots, which overlap with the old ones. Key and chain are one file and never apart.
+        // The roots are written first: after a crash in between, the old certificate is used with the new
+        // roots, which overlap with the old ones. Key and chain are one file, so they always match.
         let roots = self.roots.to_pem();
         disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), Readers::Everyone)?;
         let mut text = self.key.to_pem();
@@ -169,7 +167,7 @@ impl Credential {
         disk::replace(&dir.join(CREDENTIAL_FILE), text.as_bytes(), Readers::Owner)
     }
 
-    /// True unless a file that [`Credential::save`] wrote is absent.
+    /// True unless a file written by [`Credential::save`] is missing.
     #[must_use]
     pub fn is_saved(dir: &Path) -> bool {
         let is_absent = |name: &str| {
@@ -179,12 +177,11 @@ impl Credential {
         !is_absent(CREDENTIAL_FILE) && !is_absent(ROOTS_FILE)
     }
 
-    /// Reads what [`Credential::save`] wrote; `None` when there is nothing yet. It may have
-    /// expired in the meantime.
+    /// Reads the files written by [`Credential::save`]; `None` if there are none. The credential may have
+    /// expired.
     ///
     /// # Errors
-    /// [`CredentialError`] when a file cannot be read, others may read the key, or the parts do
-    /// not belong together.
+    /// [`CredentialError`] if a file cannot be read, others may read the key, or the parts do not match.
     pub fn load(dir: &Path) -> Result<Option<Self>, CredentialError> {
         let Some(text) = disk::read(&dir.join(CREDENTIAL_FILE), Readers::Owner)? else {
             return Ok(None);
@@ -217,48 +214,47 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Why a key, a chain and roots are not a credential.
+/// The reason that a key, a chain and roots are not a credential.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// The directory or a file in it.
+    /// The directory or a file in it cannot be used.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// No certificate.
+    /// The chain is empty.
     #[error("the certificate chain is empty")]
     EmptyChain,
-    /// More intermediates than any mesh has.
+    /// More intermediates than in any mesh.
     #[error("the certificate chain has more than {CHAIN_MAX} certificates")]
     LongChain,
-    /// The certificate names no member of a mesh.
+    /// The certificate has no identity of a mesh member.
     #[error("the certificate is not a mesh member's")]
     Certificate(#[from] VerifyError),
-    /// The certificate is somebody else's.
+    /// The certificate is for another key.
     #[error("the certificate is not for this private key")]
     Key(#[source] rustls::Error),
-    /// Peers would refuse it.
+    /// Peers would reject the chain.
     #[error("the certificate chain does not end at a trusted root")]
     Chain(#[source] rustls::Error),
-    /// The trust bundle that came with it.
+    /// The trust bundle is invalid.
     #[error(transparent)]
     Roots(#[from] RootsError),
-    /// A saved credential without trust bundle.
+    /// A saved credential without a trust bundle.
     #[error("`{CREDENTIAL_FILE}` is there but `{ROOTS_FILE}` is not: remove both and join again")]
     RootsMissing,
-    /// A saved credential of no bytes, as a full disk may leave it.
+    /// An empty saved credential, as after a full disk.
     #[error(
         "`{CREDENTIAL_FILE}` is empty and holds no P-256 private key: remove it and join again"
     )]
     Empty,
-    /// A saved credential without key.
+    /// A saved credential without a key.
     #[error("`{CREDENTIAL_FILE}` holds no P-256 private key: remove it and join again")]
     KeyMissing,
-    /// A saved credential that was damaged.
+    /// A damaged saved credential.
     #[error("`{CREDENTIAL_FILE}` is not valid PEM: remove it and join again")]
     Pem(#[from] pem::Error),
 }
 
-/// As a peer will, at the first moment at which it can.
-/// The edition of a chain that leads to one of these roots.
+/// Returns the CA generation of a chain that leads to one of these roots.
 fn edition_of(chain: &[CertificateDer<'static>], roots: &Roots, at: SystemTime) -> u64 {
     let all = roots.certificates();
     let leads = |root: &&CertificateDer<'static>| {
@@ -271,7 +267,7 @@ fn edition_of(chain: &[CertificateDer<'static>], roots: &Roots, at: SystemTime) 
     edition(&key.unwrap_or_default(), roots)
 }
 
-/// A number for a signer's public key and the roots that are trusted with it; never 0.
+/// Returns a hash of a signer's public key and the trusted roots; never 0.
 pub(crate) fn edition(signer: &[u8], roots: &Roots) -> u64 {
     let mut all = digest::Context::new(&digest::SHA256);
     all.update(signer);
@@ -283,7 +279,7 @@ pub(crate) fn edition(signer: &[u8], roots: &Roots) -> u64 {
     u64::from_be_bytes(first).max(1)
 }
 
-/// Verifies an issued certificate as a member does that trusts all of these roots, and pins none.
+/// Verifies an issued certificate as a member that trusts all of these roots and pins none.
 pub(crate) fn verify_unpinned(issued: &Issued, roots: &Roots) -> Result<(), rustls::Error> {
     let store = roots.company().unwrap_or_else(|| roots.store());
     verify_by(&issued.chain, store, issued.not_before)
@@ -315,11 +311,11 @@ fn verify_by(
     )
 }
 
-/// Certificates begin this much before they are issued: a peer's clock may be behind ours.
+/// The time by which certificates are backdated, for peers with slow clocks.
 pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// A holder's certificate, three intermediates, which is more than corporate authorities use, and two that lead from
-/// former ones to the one that signs.
+/// A leaf, three intermediates (more than corporate CAs use), and two cross-certificates from former
+/// intermediates.
 const CHAIN_MAX: usize = 6;
 
 const CREDENTIAL_FILE: &str = "credential.pem";

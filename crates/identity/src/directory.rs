@@ -1,4 +1,5 @@
-//! Private directories: made for their owner only, and rejected where another user may have made them or may change them.
+//! Private directories: created for their owner only, and rejected if another user may have created or may
+//! modify them.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -7,26 +8,26 @@ use std::path::Path;
 
 use crate::disk::file_error;
 
-/// Makes a directory that only its owner may enter, and those above it that are missing, whatever the umask is. One that
-/// exists is checked as by [`check_private_directory`].
+/// Creates a directory that only its owner may enter, and its missing parents, regardless of the umask. An
+/// existing one is checked with [`check_private_directory`].
 ///
 /// # Errors
-/// When it cannot be made, or another user may control it.
+/// If it cannot be created, or another user may control it.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
     create_for(own_user(), path).map_err(|error| error.about("create", path))
 }
 
-/// Checks that no other user can control a directory: that the group and others may not write to it, and that where others may
-/// write to a directory on its path (as to `/tmp`), the next one on the path is this user's or root's. Otherwise another user
-/// may have made it first.
+/// Checks that no other user can control a directory: group and others may not write to it, and in each parent
+/// that others may write to (such as `/tmp`), the next directory on the path belongs to this user or root.
+/// Otherwise another user may have created it first.
 ///
 /// # Errors
-/// When it does not exist, or another user may control it.
+/// If it does not exist, or another user may control it.
 pub fn check_private_directory(path: &Path) -> io::Result<()> {
     check_for(own_user(), path).map_err(|error| error.about("use", path))
 }
 
-/// The same check of a directory that need not exist.
+/// As [`check_private_directory`], for a directory that may not exist.
 ///
 /// # Errors
 /// As for [`check_private_directory`].
@@ -37,13 +38,13 @@ pub(crate) fn check_if_exists(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The reason for a directory not to be used.
+/// The reason that a directory is not used.
 enum Check {
     Failed(io::Error),
     Unsafe(UnsafeDirectory),
 }
 
-/// The place of a directory on the path of a private one.
+/// The position of a directory on the path of a private one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Above,
@@ -83,7 +84,7 @@ fn create_for(us: u32, path: &Path) -> Result<(), Check> {
     let path = std::path::absolute(path).map_err(Check::Failed)?;
     let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
     if let Some(existing) = path.ancestors().nth(missing.len()).filter(|_| !missing.is_empty()) {
-        // Nothing is made in a directory of another user.
+        // No directory is created in another user's directory.
         check_path(us, existing, Step::Above)?;
     }
     for above in missing.into_iter().rev() {
@@ -102,7 +103,7 @@ fn check_for(us: u32, path: &Path) -> Result<(), Check> {
     }
 }
 
-/// Checks the steps of an absolute path, and those of the target of links on it.
+/// Checks the steps of an absolute path, and those of its link targets.
 fn check_path(us: u32, path: &Path, end: Step) -> Result<(), Check> {
     check_steps(us, path, end)?;
     let target = fs::canonicalize(path).map_err(Check::Failed)?;
@@ -112,8 +113,8 @@ fn check_path(us: u32, path: &Path, end: Step) -> Result<(), Check> {
     }
 }
 
-/// Checks the owner of each step of a path that others could have made. The owner of the directory above a step controls the
-/// step anyway; of the last step the owner is this user or root.
+/// Checks the owner of each step that others could have created. The owner of the parent controls a step
+/// anyway; the last step must belong to this user or root.
 fn check_steps(us: u32, path: &Path, end: Step) -> Result<(), Check> {
     let steps: Vec<&Path> = path.ancestors().collect();
     for pair in steps.windows(2) {
@@ -135,15 +136,15 @@ fn check_steps(us: u32, path: &Path, end: Step) -> Result<(), Check> {
 
 fn create_one(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(PRIVATE).create(path) {
-        // A umask may have taken even the owner's rights.
+        // A umask may have removed even the owner's permissions.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(PRIVATE)),
-        // Another process was faster.
+        // Another process created it first.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell.
 #[must_use]
 pub fn quoted(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
@@ -153,11 +154,11 @@ pub fn quoted(path: &str) -> String {
     }
 }
 
-/// Only the owner enters, reads and writes.
+/// Read, write and search permission for the owner only.
 const PRIVATE: u32 = 0o700;
-/// The group or others write.
+/// Write permission of group or others.
 const OTHERS_WRITE: u32 = 0o022;
-/// The user with all rights.
+/// The superuser.
 const ROOT: u32 = 0;
 
 #[cfg(test)]
@@ -210,7 +211,7 @@ mod tests {
         }
         assert!(create_for(us, &foreign.join("authority/new")).is_err());
         assert!(!foreign.join("authority").exists(), "nothing is made there");
-        // A link counts by its own owner, and by the directories on the path of its target.
+        // A link is checked by its own owner, and by the directories on the path of its target.
         let link = shared.path().join("link");
         std::os::unix::fs::symlink(&foreign, &link).unwrap();
         assert!(problem(us, &link).expect("its target is another user's").contains("belongs to"));
@@ -226,7 +227,7 @@ mod tests {
         assert_eq!(problem(runs_as, &shared.inside(&own, "tokens")), None);
     }
 
-    /// The checks of a directory hold for reading as well.
+    /// Reading checks the directory as well.
     #[test]
     fn nothing_is_read_from_a_directory_that_others_may_change() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Files that are written whole or not at all, and secrets that only their owner may read.
+//! Atomic file writes, and secrets readable only by their owner.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,16 +9,16 @@ use aws_lc_rs::rand;
 
 use crate::regular_file::{self, FileOrigin};
 
-/// Who may read a file.
+/// The users that may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Readers {
-    /// Only the owner: mode 0600.
+    /// The owner only: mode 0600.
     Owner,
-    /// Everyone: mode 0644.
+    /// All users: mode 0644.
     Everyone,
 }
 
-/// Replaces or creates `path`: after a crash it has its old contents or its new ones.
+/// Replaces or creates `path` atomically: after a crash it has its old or its new contents.
 pub(crate) fn replace(path: &Path, contents: &[u8], readers: Readers) -> io::Result<()> {
     let draft = write_draft(path, contents, readers)?;
     fs::rename(&draft, path).map_err(|cause| {
@@ -28,19 +28,19 @@ pub(crate) fn replace(path: &Path, contents: &[u8], readers: Readers) -> io::Res
     sync_directory_of(path)
 }
 
-/// Replaces or creates a file that only its owner may read: after a crash it has its old contents or its new
-/// ones. A link at its place is replaced, not followed.
+/// Replaces or creates a file atomically that only its owner may read. A link in its place is replaced, not
+/// followed.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If it cannot be written.
 pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     replace(path, contents, Readers::Owner)
 }
 
-/// Removes the drafts that a crash has left in a directory that no other process uses.
+/// Removes drafts left by a crash in a directory that no other process uses.
 ///
 /// # Errors
-/// When the directory cannot be read, or a draft cannot be removed.
+/// If the directory cannot be read, or a draft cannot be removed.
 pub fn remove_drafts(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -51,10 +51,10 @@ pub fn remove_drafts(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens the file that is locked in place of a directory, made if it does not exist. A link at its place is an error.
+/// Opens the lock file of a directory, and creates it if missing. A link in its place is an error.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// If it cannot be opened.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -66,10 +66,11 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The secret in a file that only its owner may read; made when there is no file. A link at its place is an error.
+/// Returns the secret in a file that only its owner may read; creates it if there is no file. A link in its
+/// place is an error.
 ///
 /// # Errors
-/// When the file cannot be read or written, others may read it, or it holds no secret.
+/// If the file cannot be read or written, others may read it, or it contains no secret.
 pub fn kept_secret(path: &Path) -> io::Result<String> {
     let invalid = |problem: &str| {
         let cause = io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
@@ -80,12 +81,12 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
             let secret = crate::secret()?;
             match create(path, secret.as_bytes(), Readers::Owner) {
                 Ok(()) => return Ok(secret),
-                // Another process was faster: its secret is read below.
+                // Another process created it first: its secret is read below.
                 Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(cause) => return Err(cause),
             }
         }
-        // The read names the kind of another file.
+        // The read reports another file type.
         Ok(_) => {}
         Err(cause) => return Err(file_error("read", path, cause)),
     }
@@ -96,10 +97,10 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Creates `path` with all of its contents, or leaves what is there and says `AlreadyExists`.
+/// Creates `path` with all of its contents, or fails with `AlreadyExists`.
 ///
-/// A hard link is the portable way to be exclusive and whole at once: `O_EXCL` alone would show
-/// an empty file to whoever looks too early.
+/// A hard link is the portable way to create a file both exclusively and atomically: with `O_EXCL` alone, other
+/// processes could read an empty file.
 pub(crate) fn create(path: &Path, contents: &[u8], readers: Readers) -> io::Result<()> {
     let draft = write_draft(path, contents, readers)?;
     let linked = fs::hard_link(&draft, path);
@@ -108,22 +109,22 @@ pub(crate) fn create(path: &Path, contents: &[u8], readers: Readers) -> io::Resu
     sync_directory_of(path)
 }
 
-/// Moves a directory to a place where there is none, or an empty one.
+/// Moves a directory to a path that does not exist or is an empty directory.
 pub(crate) fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to).map_err(|cause| file_error("create", to, cause))?;
     sync_directory_of(to)
 }
 
-/// Reads a file that Leno has written; `None` when there is none.
+/// Reads a file written by Leno; `None` if it does not exist.
 ///
 /// # Errors
-/// When it is a link or no regular file, `readers` is [`Readers::Owner`] and others may read it too, or it is larger
-/// than [`FILE_BYTES_MAX`], or not text.
+/// If it is a link or not a regular file, is readable by others although `readers` is [`Readers::Owner`], is
+/// larger than [`FILE_BYTES_MAX`], or is not text.
 pub(crate) fn read(path: &Path, readers: Readers) -> io::Result<Option<String>> {
     read_from(path, FileOrigin::Leno, readers)
 }
 
-/// The same of a file that the user or the platform provides: links are followed.
+/// As [`read`], for a file that the user or the platform provides: links are followed.
 ///
 /// # Errors
 /// As [`read`].
@@ -138,7 +139,7 @@ fn read_from(path: &Path, origin: FileOrigin, readers: Readers) -> io::Result<Op
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(cause) => return Err(at(cause)),
     };
-    // The mode of the open file: another process cannot replace it between the check and the read.
+    // The mode is that of the open file: another process cannot replace it between check and read.
     let mode = file.metadata().map_err(at)?.permissions().mode() & 0o777;
     if readers == Readers::Owner && mode & 0o077 != 0 {
         let message = format!(
@@ -151,7 +152,7 @@ fn read_from(path: &Path, origin: FileOrigin, readers: Readers) -> io::Result<Op
     text.and_then(regular_file::text_of).map(Some).map_err(at)
 }
 
-/// Removes `path` for good; `false` when somebody else already had.
+/// Removes `path` durably; `false` if it was already gone.
 pub(crate) fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => sync_directory_of(path).map(|()| true),
@@ -160,18 +161,18 @@ pub(crate) fn remove(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Names the file in an error of the system; the kind stays.
+/// Adds the path to a system error; the kind is unchanged.
 pub(crate) fn file_error(action: &'static str, path: &Path, cause: io::Error) -> io::Error {
     let path = path.to_owned();
     io::Error::new(cause.kind(), FileError { action, path, cause })
 }
 
-/// Whether a name is that of a draft that a crash may have left behind.
+/// True if the name is that of a draft, which a crash may have left behind.
 pub(crate) fn is_draft(name: &str) -> bool {
     name.starts_with(DRAFT_PREFIX)
 }
 
-/// What could not be done to which file, and why.
+/// A failed action on a file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} `{}`: {cause}", path.display())]
 struct FileError {
@@ -200,7 +201,7 @@ fn write_draft(path: &Path, contents: &[u8], readers: Readers) -> io::Result<Pat
     Ok(draft)
 }
 
-/// Makes a rename, link or removal survive a power cut.
+/// Makes a rename, link or removal durable.
 fn sync_directory_of(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -211,12 +212,12 @@ fn sync_directory_of(path: &Path) -> io::Result<()> {
         .map_err(|cause| file_error("write", parent, cause))
 }
 
-/// Keys, chains and bundles take a few KiB; what is larger was not written by us.
+/// Keys, chains and bundles take a few KiB; Leno writes no larger files.
 const FILE_BYTES_MAX: u64 = 256 * 1024;
 
 const DRAFT_PREFIX: &str = ".draft-";
 
-/// The shortest text that is taken for a secret.
+/// Minimum length of a secret.
 const SECRET_CHARACTERS_MIN: usize = 32;
 
 #[cfg(test)]
@@ -259,7 +260,6 @@ mod tests {
         }
     }
 
-    /// Finding F21 of issue 25.
     #[test]
     fn a_link_at_the_place_of_a_file_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! TLS towards strangers: certificates of a gateway, chosen by the name that a client asks for.
+//! TLS of gateways: certificates selected by server name for external clients.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use rustls::sign::CertifiedKey;
 
 use crate::tls::{TlsError, owned};
 
-/// For a port of a gateway with TLS that ends there: TLS 1.2 and 1.3, to clients without a
-/// certificate. The listener with the most specific host name for what the client asks shows its
-/// certificates; without one there is no session.
+/// Builds the configuration of a gateway port that terminates TLS: TLS 1.2 and 1.3, without client
+/// certificates. The listener with the most specific match for the requested server name provides the
+/// certificates; without one, the handshake fails.
 ///
-/// A certificate that cannot be used is told and left out; the other listeners are served.
+/// Unusable certificates are reported and skipped; the other listeners are served.
 ///
 /// # Errors
-/// [`TlsError`] when the system gives no randomness.
+/// [`TlsError`] if the system has no randomness.
 pub fn edge_config(
     listeners: &[GatewayListener],
     alpn: &[&[u8]],
@@ -39,7 +39,7 @@ pub fn edge_config(
         });
         shown.push(Shown { hostname: listener.hostname.clone(), keys: keys.collect() });
     }
-    // The first that fits is then the most specific one.
+    // The first match is then the most specific one.
     shown.sort_by_key(|shown| shown.hostname.as_ref().map(HostPattern::specificity));
     shown.reverse();
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -52,7 +52,7 @@ pub fn edge_config(
     Ok((Arc::new(config), bad))
 }
 
-/// A certificate of a listener that cannot be shown.
+/// An unusable certificate of a listener.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "a certificate of the listener `{listener}` cannot be used ({cause}): its Secret needs a \
@@ -61,7 +61,7 @@ pub fn edge_config(
 pub struct BadCertificate {
     /// The listener.
     pub listener: Name,
-    /// What is wrong.
+    /// The reason.
     #[source]
     cause: Unusable,
 }
@@ -86,11 +86,11 @@ fn usable(
         return Err(Unusable::Empty);
     }
     let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes())?;
-    // Refuses a key that is not the certificate's.
+    // Rejects a key that does not match the certificate.
     Ok(Arc::new(CertifiedKey::from_der(chain, key, provider)?))
 }
 
-/// What one listener shows.
+/// The certificates of one listener.
 struct Shown {
     hostname: Option<HostPattern>,
     keys: Vec<Arc<CertifiedKey>>,
@@ -98,7 +98,7 @@ struct Shown {
 
 struct ByName(Vec<Shown>);
 
-/// Without keys.
+/// Omits the keys.
 impl fmt::Debug for ByName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ByName").field(&self.0.len()).finish()

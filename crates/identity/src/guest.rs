@@ -1,7 +1,7 @@
-//! Guests: clients outside the mesh, with a certificate that the mesh made for them and the key beside it.
+//! External principals: clients outside the mesh, with a certificate and key issued by the mesh.
 //!
-//! A guest's certificate is for clients alone, and it has no SPIFFE id: no configuration of TLS takes it for a
-//! member's, and no server can be run with it.
+//! Their certificates are valid for clients only and have no SPIFFE id: no TLS configuration accepts them as a
+//! member's, and no server can use them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,35 +22,35 @@ use crate::request::CertificateRequest;
 use crate::roots::Roots;
 use crate::verify::{VerifyError, instant, sole_uri};
 
-/// Whom a guest's certificate is for.
+/// The subject of an external principal's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestSubject<'a> {
-    /// Where it will be kept.
+    /// The storage location of the certificate.
     pub id: &'a GuestId,
-    /// What the guest is called; not empty.
+    /// The names of the external principal; not empty.
     pub names: &'a [Name],
-    /// Who says so.
+    /// The issuing namespace.
     pub sponsor: Sponsor<'a>,
 }
 
-/// The verified other end of a session that is no member.
+/// A verified peer that is an external principal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guest {
-    /// For what its certificate was made.
+    /// The id in its certificate.
     pub id: GuestId,
-    /// What it is called; not empty.
+    /// Its names; not empty.
     pub names: Vec<Name>,
-    /// When its certificate begins to be valid.
+    /// The start of its certificate's validity.
     pub not_before: SystemTime,
-    /// When it stops to be.
+    /// The end of its certificate's validity.
     pub not_after: SystemTime,
 }
 
-/// The guest at the other end of a session that is already established, from the certificates that the session
-/// reports, where [`crate::peer`] finds no member in them.
+/// Returns the external principal of an established session, by its certificate, if [`crate::peer`] does not
+/// find a member.
 ///
 /// # Errors
-/// [`VerifyError`] when the certificate has expired since, or is not that of a guest.
+/// [`VerifyError`] if the certificate has expired, or is not an external principal's.
 pub fn guest(certificate: &CertificateDer<'_>, now: SystemTime) -> Result<Guest, VerifyError> {
     let guest = Guest::read(certificate)?;
     if now >= guest.not_after {
@@ -60,7 +60,7 @@ pub fn guest(certificate: &CertificateDer<'_>, now: SystemTime) -> Result<Guest,
 }
 
 impl Guest {
-    /// What an end-entity certificate says of its holder. It proves nothing by itself.
+    /// Reads the holder from an end-entity certificate, without verifying it.
     pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, VerifyError> {
         let (rest, certificate) =
             x509_parser::parse_x509_certificate(der).map_err(|_| VerifyError::Malformed)?;
@@ -89,7 +89,7 @@ impl Guest {
     }
 }
 
-/// A guest's key and certificate, and the roots to verify the mesh by, as PEM: for the one who keeps them.
+/// The key and certificate of an external principal, and the mesh's roots, as PEM.
 pub struct GuestCertificate {
     key: PrivateKey,
     chain: String,
@@ -98,11 +98,10 @@ pub struct GuestCertificate {
 }
 
 impl GuestCertificate {
-    /// Makes a key and has it signed, to live for `lifetime` from `now`.
+    /// Generates a key and signs it, valid for `lifetime` from `now`.
     ///
     /// # Errors
-    /// [`AuthorityError`] when the guest may not be called so, the authority may not use these names, or as
-    /// [`Authority::sign`].
+    /// [`AuthorityError`] if a name is invalid or the authority may not use it, or as [`Authority::sign`].
     pub fn issue(
         authority: &Authority,
         subject: GuestSubject<'_>,
@@ -110,11 +109,11 @@ impl GuestCertificate {
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         let key = PrivateKey::generate();
-        // Our own key's request is whole: it cannot be refused.
+        // A request for our own key is always valid.
         let request = CertificateRequest::from_der(&key.request());
         let request = request.map_err(|_| AuthorityError::Randomness)?;
         let issued = authority.sign_guest(&request, subject, lifetime, now)?;
-        // Constraints on names above the signer are found out here, and not by the client.
+        // Name constraints above the signer are detected here, not by the client.
         verify(&issued.chain, &issued.roots, issued.not_before)
             .map_err(AuthorityError::GuestUseless)?;
         let mut chain = String::new();
@@ -124,32 +123,32 @@ impl GuestCertificate {
         Ok(Self { key, chain, roots: issued.roots.to_pem(), not_after: issued.not_after })
     }
 
-    /// Its private key, PKCS #8. Only for where it is kept.
+    /// Returns the private key as PKCS #8, for its storage location only.
     #[must_use]
     pub fn key(&self) -> String {
         self.key.to_pem()
     }
 
-    /// The certificate and what leads from it to a root.
+    /// Returns the certificate and the chain to a root.
     #[must_use]
     pub fn chain(&self) -> &str {
         &self.chain
     }
 
-    /// Whom the guest is to trust.
+    /// Returns the roots that the external principal trusts.
     #[must_use]
     pub fn roots(&self) -> &str {
         &self.roots
     }
 
-    /// When it stops to be valid.
+    /// Returns the end of its validity.
     #[must_use]
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
 }
 
-/// The key is not shown.
+/// Omits the key.
 impl fmt::Debug for GuestCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GuestCertificate")
@@ -158,20 +157,21 @@ impl fmt::Debug for GuestCertificate {
     }
 }
 
-/// What is kept of a guest's certificate somewhere, as PEM, whoever wrote it.
+/// A stored certificate of an external principal as PEM, from any writer.
 #[derive(Clone, Copy)]
 pub struct Held<'a> {
     /// The private key.
     pub key: &'a str,
-    /// The certificate and what leads from it to a root.
+    /// The certificate and the chain to a root.
     pub chain: &'a str,
-    /// Whom the guest is to trust.
+    /// The roots that the external principal trusts.
     pub roots: &'a str,
 }
 
 impl Held<'_> {
-    /// Until when it need not be made anew: two thirds of its life, or of `lifetime` where that is shorter, so that
-    /// an outage of a third of it is survived. `None` when it is not as `authority` would make it for `subject`.
+    /// Returns the time until which the certificate need not be renewed: two thirds of its lifetime, or of
+    /// `lifetime` if that is shorter, so that an outage of a third is tolerated. `None` if `authority` would
+    /// issue it differently for `subject`.
     #[must_use]
     pub fn good_until(
         &self,
@@ -202,7 +202,7 @@ impl Held<'_> {
     }
 }
 
-/// As a server that takes guests will, at the first moment at which it can.
+/// Verifies the chain as a server that accepts external principals, at its earliest valid time.
 fn verify(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
@@ -219,7 +219,7 @@ fn verify(
     verifier.verify_client_cert(leaf, intermediates, at).map(drop)
 }
 
-/// More than any authority makes: what follows is not looked at, and then it is not as it would be made.
+/// More than any authority issues: the rest is not read, and the chain then counts as different.
 const CHAIN_READ_MAX: usize = 8;
 
 #[cfg(test)]

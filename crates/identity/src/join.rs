@@ -1,4 +1,4 @@
-//! The token file: all that a new proxy needs to find, verify and convince the control plane.
+//! The token file: the data with which a new proxy finds and verifies the control plane, and joins.
 
 use std::fmt;
 use std::io;
@@ -10,21 +10,21 @@ use leno_model::{InvalidName, TrustDomain};
 use crate::disk::{self, Readers};
 use crate::roots::{Roots, RootsError};
 
-/// What `--token-file` holds. Whoever has it can join as the workload that it was made for.
+/// The contents of `--token-file`. Any holder can join as the workload that it was issued for.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinBundle {
     /// The one-time token.
     pub token: String,
-    /// Where control planes listen, as far as its maker knew: any of them will do.
+    /// The addresses of the control planes known at issue; any of them can be used.
     pub control: Vec<SocketAddr>,
-    /// The trust domain, hence who the control plane must prove to be.
+    /// The trust domain, which determines the control plane's identity.
     pub trust_domain: TrustDomain,
-    /// The roots to verify it by, before the token is shown to it.
+    /// The roots to verify the control plane before the token is sent.
     pub roots: Roots,
 }
 
 impl JoinBundle {
-    /// The bundle as text: a few fields, then the roots in PEM.
+    /// Renders the bundle as text: a few fields, then the roots in PEM.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = format!("{MAGIC}\n# Secret, and good for one use.\n");
@@ -37,10 +37,10 @@ impl JoinBundle {
         text
     }
 
-    /// Reads what [`JoinBundle::render`] wrote.
+    /// Parses the output of [`JoinBundle::render`].
     ///
     /// # Errors
-    /// [`JoinBundleError`] that names the line or field.
+    /// [`JoinBundleError`] with the line or field.
     pub fn parse(text: &str) -> Result<Self, JoinBundleError> {
         if text.len() > BUNDLE_BYTES_MAX {
             return Err(JoinBundleError::TooLarge);
@@ -67,7 +67,7 @@ impl JoinBundle {
     /// Writes the bundle to a file of mode 0600.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         disk::replace(path, self.render().as_bytes(), Readers::Owner)
     }
@@ -75,7 +75,7 @@ impl JoinBundle {
     /// Reads a bundle from a file that only its owner may read.
     ///
     /// # Errors
-    /// [`JoinBundleError`] when there is no such file, others may read it, or it is not a bundle.
+    /// [`JoinBundleError`] if the file does not exist, others may read it, or it is not a bundle.
     pub fn load(path: &Path) -> Result<Self, JoinBundleError> {
         let text = disk::read_of_user(path, Readers::Owner)?.ok_or_else(|| {
             let missing = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
@@ -85,7 +85,7 @@ impl JoinBundle {
     }
 }
 
-/// Without the token.
+/// Omits the token.
 impl fmt::Debug for JoinBundle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JoinBundle")
@@ -96,52 +96,52 @@ impl fmt::Debug for JoinBundle {
     }
 }
 
-/// Why a text is not a token file.
+/// The reason that a text is not a token file.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinBundleError {
-    /// The file.
+    /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// More than a bundle can be.
+    /// Larger than any bundle.
     #[error("the token file is larger than {BUNDLE_BYTES_MAX} bytes")]
     TooLarge,
-    /// Something else.
+    /// Another kind of file.
     #[error("this is not a token file: its first line must be `{MAGIC}`")]
     Magic,
-    /// A line that is no field, or is there twice.
+    /// A line that is not a field, or a duplicate.
     #[error(
         "line {line} of the token file: expected `{TOKEN}` or `{TRUST_DOMAIN}`, each once, or \
          `{CONTROL}`, at most {CONTROLS_MAX} times, then a colon and a value"
     )]
     Line {
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
     },
-    /// An address that is none.
+    /// An invalid address.
     #[error("line {line} of the token file: `{CONTROL}` must be an address and port")]
     Control {
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The parser's error.
         #[source]
         cause: std::net::AddrParseError,
     },
-    /// A trust domain that is none.
+    /// An invalid trust domain.
     #[error("line {line} of the token file: `{TRUST_DOMAIN}` must be a DNS name")]
     TrustDomain {
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The parser's error.
         #[source]
         cause: InvalidName,
     },
-    /// A field that must be there.
+    /// A required field is missing.
     #[error("the token file has no `{field}`: make a new one")]
     Missing {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
-    /// The certificates at its end.
+    /// The certificates at the end are invalid.
     #[error("the roots in the token file cannot be used")]
     Roots(#[from] RootsError),
 }
@@ -188,10 +188,10 @@ const TOKEN: &str = "token";
 const CONTROL: &str = "control";
 const TRUST_DOMAIN: &str = "trust-domain";
 
-/// Control planes that a bundle names; a proxy needs one that is there.
+/// Limit of control plane addresses in a bundle; a proxy needs one that is reachable.
 const CONTROLS_MAX: usize = 16;
 
-/// Room for sixteen roots and a few lines.
+/// Size limit: sixteen roots and a few lines.
 const BUNDLE_BYTES_MAX: usize = 64 * 1024;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! JSON web tokens of others (RFC 7519), verified as RFC 8725 advises.
+//! Verification of third-party JSON web tokens (RFC 7519), following RFC 8725.
 //!
-//! Only asymmetric algorithms are known, so that no public key is taken for a secret, and `none` is
-//! not among them. Which one verifies a token is for its key to say as much as for the token.
+//! Only asymmetric algorithms are supported, so no public key is used as a secret, and `none` is excluded. Both
+//! the token and its key determine the algorithm.
 
 mod keys;
 
@@ -13,72 +13,72 @@ use serde_json::{Map, Value};
 
 pub use keys::{BadKeys, JwtKeys};
 
-/// Why a token is not accepted.
+/// The reason that a token is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadJwt {
-    /// It is no signed token in the compact form.
+    /// Not a signed token in the compact form.
     #[error("the token is not a signed JSON web token")]
     Malformed,
-    /// It needs something that is not understood, or an algorithm that is not accepted.
+    /// An unknown critical header, or an unsupported algorithm.
     #[error("the token is signed in a way that is not accepted")]
     Algorithm,
-    /// Nobody who is known issued it.
+    /// The issuer is unknown.
     #[error("the token's issuer is not accepted")]
     Issuer,
-    /// Nobody has read the keys of its issuer yet.
+    /// The issuer's keys have not been fetched yet.
     #[error("the keys of the token's issuer are not there yet")]
     Keys,
-    /// No key fits its signature.
+    /// No key matches the signature.
     #[error("the token's signature is not valid")]
     Signature,
-    /// It does not say when it expires.
+    /// No expiration time.
     #[error("the token has no time of expiration (`exp`)")]
     Endless,
-    /// It does not say when it was issued, and its age is bounded.
+    /// No time of issue although the age is limited.
     #[error("the token has no time of issue (`iat`)")]
     Ageless,
-    /// Its time is over.
+    /// The token has expired.
     #[error("the token has expired")]
     Expired,
-    /// Its time has not come.
+    /// The token is not valid yet.
     #[error("the token is not valid yet")]
     Early,
-    /// It is for somebody else.
+    /// The token is for another audience.
     #[error("the token's audience is not accepted")]
     Audience,
 }
 
-/// A token that nothing is believed of yet.
+/// A parsed token, not yet verified.
 pub struct UnverifiedJwt<'a> {
-    /// What is signed.
+    /// The signed bytes.
     signed: &'a str,
     signature: Vec<u8>,
     header: Map<String, Value>,
     claims: Map<String, Value>,
 }
 
-/// What a token must say.
+/// The requirements for a token.
 #[derive(Debug, Clone, Copy)]
 pub struct Expected<'a> {
-    /// Who issued it.
+    /// The issuer.
     pub issuer: &'a str,
-    /// Whom it is for, any of these; anybody when empty.
+    /// The accepted audiences; any if empty.
     pub audiences: &'a [String],
-    /// How far clocks may be apart.
+    /// The tolerated clock skew.
     pub leeway: Duration,
-    /// Tokens without a time of expiration are rejected.
+    /// True if tokens without an expiration time are rejected.
     pub requires_expiration: bool,
-    /// The greatest age, counted from its issue; any when absent.
+    /// The maximum age since its issue; unlimited if absent.
     pub max_age: Option<Duration>,
-    /// The time.
+    /// The current time.
     pub now: SystemTime,
 }
 
 impl<'a> UnverifiedJwt<'a> {
-    /// Takes a token apart.
+    /// Parses a token.
     ///
     /// # Errors
-    /// [`BadJwt::Malformed`] for what is none.
+    /// [`BadJwt::Malformed`] if it cannot be parsed.
     pub fn read(token: &'a str) -> Result<Self, BadJwt> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(BadJwt::Malformed);
@@ -97,22 +97,22 @@ impl<'a> UnverifiedJwt<'a> {
         })
     }
 
-    /// Who it says issued it: to be asked whose keys might verify it, and for nothing else.
+    /// Returns the claimed issuer, only for the selection of keys that might verify the token.
     #[must_use]
     pub fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_str()
     }
 
-    /// Its claims, when all of it holds.
+    /// Verifies the token and returns its claims.
     ///
     /// # Errors
-    /// What does not hold first.
+    /// The first requirement that is not met.
     pub fn verify(
         self,
         keys: &JwtKeys,
         expected: Expected<'_>,
     ) -> Result<Map<String, Value>, BadJwt> {
-        // RFC 7515 §4.1.11: what must be understood and is not makes it invalid.
+        // RFC 7515 §4.1.11: a token with unknown critical headers is invalid.
         if self.header.contains_key("crit") {
             return Err(BadJwt::Algorithm);
         }
@@ -167,8 +167,8 @@ impl<'a> UnverifiedJwt<'a> {
     }
 }
 
-/// The texts that a claim stands for: itself, or each element of a list; numbers and truth values as
-/// JSON writes them. A name with dots leads into objects.
+/// Returns the texts of a claim: its value, or each element of a list; numbers and booleans in JSON form. Dots
+/// in the name separate nested objects.
 #[must_use]
 pub fn texts_of(claims: &Map<String, Value>, name: &str) -> Vec<String> {
     let found = claims.get(name).or_else(|| {
@@ -188,7 +188,7 @@ pub fn texts_of(claims: &Map<String, Value>, name: &str) -> Vec<String> {
     }
 }
 
-/// Larger ones do not fit into heads beside others.
+/// Larger tokens do not fit into request headers.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
 #[cfg(test)]

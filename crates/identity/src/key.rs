@@ -1,4 +1,4 @@
-//! A private key: made where it is used, written to its owner's disk, shown to nobody.
+//! A private key, generated where it is used and stored only on its owner's disk.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 pub struct PrivateKey(KeyPair);
 
 impl PrivateKey {
-    /// Makes a new key.
+    /// Generates a key.
     ///
     /// # Panics
-    /// When the operating system has no randomness to give, which leaves nothing safe to do.
+    /// If the operating system has no randomness: no safe alternative exists.
     #[must_use]
     pub fn generate() -> Self {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
@@ -22,8 +22,8 @@ impl PrivateKey {
         Self(pair)
     }
 
-    /// A certificate request (PKCS #10, DER) that proves possession of the key and says no more:
-    /// the authority decides whose certificate it becomes.
+    /// Returns a certificate request (PKCS #10, DER) that proves possession of the key and contains nothing
+    /// else: the authority decides the subject.
     ///
     /// # Panics
     /// Never: an empty request can always be encoded and signed.
@@ -37,7 +37,8 @@ impl PrivateKey {
         request.der().to_vec()
     }
 
-    /// Of PKCS #8, or of SEC 1 (RFC 5915), as cert-manager and older openssl write it. From here on it is the former.
+    /// Parses PKCS #8, or SEC 1 (RFC 5915) as written by cert-manager and older OpenSSL versions, which is
+    /// converted to PKCS #8.
     pub(crate) fn from_pem(text: &str) -> Result<Self, rcgen::Error> {
         let unreadable = rcgen::Error::CouldNotParseKeyPair;
         let Ok(der) = PrivateKeyDer::from_pem_slice(text.as_bytes()) else {
@@ -52,27 +53,27 @@ impl PrivateKey {
         KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ECDSA_P256_SHA256).map(Self)
     }
 
-    /// Only for a file of mode 0600.
+    /// Encodes the key for a file of mode 0600.
     pub(crate) fn to_pem(&self) -> String {
         self.0.serialize_pem()
     }
 
-    /// Only for the TLS library.
+    /// Encodes the key for the TLS library.
     pub(crate) fn to_der(&self) -> PrivateKeyDer<'static> {
         PrivatePkcs8KeyDer::from(self.0.serialize_der()).into()
     }
 
-    /// Only for the authority's own signatures.
+    /// Returns the key pair for the authority's own signatures.
     pub(crate) fn into_pair(self) -> KeyPair {
         self.0
     }
 
-    /// Only for the authority's own root.
+    /// Returns the key pair for the authority's own root.
     pub(crate) fn pair(&self) -> &KeyPair {
         &self.0
     }
 
-    /// The public half: an uncompressed point.
+    /// Returns the public key: an uncompressed point.
     pub(crate) fn public(&self) -> &[u8] {
         self.0.public_key_raw()
     }

@@ -1,12 +1,11 @@
-//! Who are you, and prove it: certificates, authority, verification, rotation, TLS.
+//! Workload identity: certificates, authority, verification, rotation, TLS.
 //!
-//! The road of an identity: a proxy makes a [`PrivateKey`], reads its [`JoinBundle`], proves itself
-//! to the control plane with the one-time token in it ([`Tokens`]), has its public key signed
-//! ([`CertificateRequest`], [`Authority::sign`]) and keeps the result as its [`Credential`], from
-//! which [`server_config`] and [`client_config`] are built. The peer of a session is read by
-//! [`peer`], from the verified certificate and from nothing else.
+//! A proxy generates a [`PrivateKey`], reads its [`JoinBundle`], authenticates to the control plane with the
+//! one-time token in it ([`Tokens`]), has its public key signed ([`CertificateRequest`], [`Authority::sign`])
+//! and stores the result as its [`Credential`], from which [`server_config`] and [`client_config`] are built.
+//! [`peer`] returns the peer of a session, from the verified certificate alone.
 //!
-//! Time is an argument everywhere but inside a handshake, where rustls asks the system's clock.
+//! The current time is an argument everywhere except in handshakes, where rustls reads the system clock.
 
 mod authority;
 mod browser;

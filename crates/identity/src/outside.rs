@@ -1,4 +1,4 @@
-//! Servers outside the mesh: who vouches for them.
+//! The trust roots of servers outside the mesh.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,54 +10,54 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::regular_file::{FileOrigin, open_regular, read_bounded};
 
-/// Who vouches for servers outside the mesh; at least one root.
+/// The trust roots of servers outside the mesh; at least one.
 #[derive(Debug, Clone)]
 pub struct OutsideRoots(Arc<RootCertStore>);
 
-/// Why nobody vouches for servers.
+/// An error of loading trust roots.
 #[derive(Debug, thiserror::Error)]
 pub enum OutsideRootsError {
     /// The file cannot be read.
     #[error("{}: {cause}", path.display())]
     Unreadable {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         cause: std::io::Error,
     },
-    /// What is in it is no PEM.
+    /// The file is not PEM.
     #[error("{}: {cause}", path.display())]
     Pem {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         cause: rustls::pki_types::pem::Error,
     },
-    /// What is in it is no certificate.
+    /// The file contains an invalid certificate.
     #[error("{}: {cause}", path.display())]
     Certificate {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         cause: rustls::Error,
     },
-    /// There is no certificate in it.
+    /// The file contains no certificate.
     #[error("{} has no certificate", .0.display())]
     Empty(PathBuf),
-    /// The system has no roots that can be read.
+    /// The system has no readable roots.
     #[error("the system has none: name a file of them")]
     NoneOfSystem,
 }
 
 impl OutsideRoots {
-    /// Reads a file of PEM, or else the roots of the system.
+    /// Reads a PEM file, or otherwise the roots of the system.
     ///
     /// # Errors
-    /// [`OutsideRootsError`] when there is none, or one of the file cannot be used.
+    /// [`OutsideRootsError`] if there is no root, or one in the file cannot be used.
     pub fn read(file: Option<&Path>) -> Result<Self, OutsideRootsError> {
         let mut roots = RootCertStore::empty();
         let Some(file) = file else {
-            // Some of a system's roots may be unreadable; the others count.
+            // Some of a system's roots may be unreadable; the others are used.
             let found = rustls_native_certs::load_native_certs();
             roots.add_parsable_certificates(found.certs);
             return match roots.is_empty() {
@@ -82,12 +82,12 @@ impl OutsideRoots {
         }
     }
 
-    /// For clients of the servers that they vouch for, in whose sessions `protocol` is spoken.
+    /// Builds the configuration of clients that connect to these servers with `protocol`.
     ///
     /// # Errors
-    /// [`rustls::Error`] when this build knows no version of TLS.
+    /// [`rustls::Error`] if this build supports no TLS version.
     pub fn client_config(&self, protocol: &[u8]) -> Result<ClientConfig, rustls::Error> {
-        // With all suites: servers outside choose their own.
+        // With all cipher suites: external servers choose their own.
         let provider = Arc::new(aws_lc_rs::default_provider());
         let config =
             ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -97,7 +97,7 @@ impl OutsideRoots {
     }
 }
 
-/// Room for many times the roots of a system.
+/// Many times the size of a system's roots.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 #[cfg(test)]

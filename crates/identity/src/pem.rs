@@ -1,4 +1,4 @@
-//! Certificates and keys as PEM text (RFC 7468), the form that operators and openssl read.
+//! PEM encoding of certificates and keys (RFC 7468).
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +9,7 @@ pub(crate) fn write(text: &mut String, label: &str, der: &[u8]) {
     text.push_str(&format!("-----BEGIN {label}-----\n"));
     let mut rest = encoded.as_str();
     while !rest.is_empty() {
-        // Base64 is ASCII: every index is a boundary of characters.
+        // Base64 is ASCII: every index is a character boundary.
         let (line, after) = rest.split_at(rest.len().min(LINE_CHARACTERS));
         text.push_str(line);
         text.push('\n');

@@ -1,18 +1,18 @@
-//! The one provider of cryptography, aws-lc-rs, cut down to what TLS 1.3 between sidecars needs.
+//! The crypto provider, aws-lc-rs, reduced to the algorithms of TLS 1.3 between sidecars.
 
 use std::sync::{Arc, LazyLock};
 
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
 
-/// Suites and groups in the order of preference.
+/// Returns the provider, with suites and groups in order of preference.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     Arc::new(CryptoProvider {
-        // AES-128-GCM first: the cheapest where the processor helps, and strong enough.
+        // AES-128-GCM first: the cheapest with hardware support, and strong enough.
         cipher_suites: vec![
             cipher_suite::TLS13_AES_128_GCM_SHA256,
             cipher_suite::TLS13_AES_256_GCM_SHA384,

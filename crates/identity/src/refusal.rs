@@ -1,4 +1,4 @@
-//! Why a handshake failed, in the words of the one closed list.
+//! Reasons of failed handshakes, from the closed list.
 
 use std::io;
 
@@ -7,8 +7,8 @@ use rustls::{CertificateError, Error, InvalidMessage};
 
 use crate::verify::VerifyError;
 
-/// The reason of a handshake that failed, as an asynchronous TLS stream reports it. `side` is
-/// where the peer stands: [`Side::Downstream`] for the clients of a server configuration.
+/// Returns the reason of a failed handshake, as reported by an asynchronous TLS stream. `side` is the peer's
+/// side: [`Side::Downstream`] for the clients of a server configuration.
 #[must_use]
 pub fn reason_of(error: &io::Error, side: Side) -> Reason {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
@@ -19,7 +19,7 @@ pub fn reason_of(error: &io::Error, side: Side) -> Reason {
     }
 }
 
-/// The reason of a handshake that failed, as rustls reports it.
+/// Returns the reason of a failed handshake, as reported by rustls.
 #[must_use]
 pub fn reason_of_tls(error: &Error, side: Side) -> Reason {
     match side {
@@ -28,7 +28,7 @@ pub fn reason_of_tls(error: &Error, side: Side) -> Reason {
     }
 }
 
-/// An endpoint that is not who it should be is not asked again; any other failure may pass.
+/// A wrong server identity is not retried; any other failure may be transient.
 fn upstream(error: &Error) -> Reason {
     match error {
         Error::InvalidCertificate(_) => Reason::WrongIdentity,
@@ -39,7 +39,7 @@ fn upstream(error: &Error) -> Reason {
 fn downstream(error: &Error) -> Reason {
     match error {
         Error::InvalidCertificate(refusal) => of_certificate(refusal),
-        // The first byte of a TLS record is its type; of plaintext it is a letter.
+        // The first byte of a TLS record is its type; plaintext begins with a letter.
         Error::InvalidMessage(InvalidMessage::InvalidContentType) => Reason::PlaintextRefused,
         _ => Reason::HandshakeFailed,
     }

@@ -1,4 +1,4 @@
-//! Registrations: a number for each workload that joined with a token, which rises with each such join.
+//! Registrations: a number per workload that joined with a token, increased by each such join.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,34 +14,34 @@ use crate::authority::LEAF_LIFETIME_MAX;
 use crate::directory::{check_if_exists, create_private_directory};
 use crate::disk::{self, Readers};
 
-/// The newest registration of each workload that joined with a token: one small file each, shared by all control
-/// planes of the mesh. A certificate of an older registration is not renewed.
+/// The latest registration of each workload that joined with a token: one small file each, shared by all
+/// control planes of the mesh. Certificates of older registrations are not renewed.
 ///
-/// The number is the time of the join in milliseconds, so that it rises even when the file of a former join has
-/// been removed. A file is removed once no certificate from before it can be valid any more; one that is removed
-/// earlier, with the data directory of a running control plane, is written again when it is read next.
+/// The number is the time of the join in milliseconds, so it increases even if the file of a previous join was
+/// removed. A file is removed once every earlier certificate has expired; a file removed before that, together
+/// with the data directory of a running control plane, is written again at its next read.
 #[derive(Debug)]
 pub struct Registrations {
     dir: PathBuf,
-    /// Those that were read or written since the start, [`REGISTRATIONS_MAX`] at most.
+    /// The registrations read or written since the start; at most [`REGISTRATIONS_MAX`].
     known: Mutex<BTreeMap<WorkloadName, u64>>,
 }
 
 impl Registrations {
-    /// Opens the directory, or makes it.
+    /// Opens or creates the directory.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// If it cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         create_private_directory(dir)?;
         Ok(Self { dir: dir.to_owned(), known: Mutex::default() })
     }
 
-    /// The newest registration of a workload; 0 when it has not joined with a token that was counted.
+    /// Returns the latest registration of a workload; 0 if there is none.
     ///
     /// # Errors
-    /// When the file of the workload cannot be read, or was removed and cannot be written again. The registration is
-    /// not known then, and nothing may be renewed.
+    /// If the file of the workload cannot be read, or was removed and cannot be written again. The registration
+    /// is unknown then, and no certificate may be renewed.
     pub fn newest(&self, workload: &WorkloadName) -> io::Result<u64> {
         if let Some(number) = self.read(workload)? {
             self.note(workload, number);
@@ -60,7 +60,7 @@ impl Registrations {
         }
     }
 
-    /// The number in the file of a workload, if there is one.
+    /// Returns the number in a workload's file, if any.
     fn read(&self, workload: &WorkloadName) -> io::Result<Option<u64>> {
         check_if_exists(&self.dir)?;
         let path = self.path_of(workload);
@@ -75,14 +75,14 @@ impl Registrations {
         })
     }
 
-    /// Registers a workload anew; the number that its next certificates have.
+    /// Registers a workload again and returns the number for its next certificates.
     ///
     /// # Errors
-    /// When the directory cannot be read or written, or holds [`REGISTRATIONS_MAX`] workloads.
+    /// If the directory cannot be read or written, or contains [`REGISTRATIONS_MAX`] workloads.
     pub fn advance(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let millis = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        // It may have been removed since.
+        // The directory may have been removed.
         create_private_directory(&self.dir)?;
         let newest = self.newest(workload)?;
         if newest == 0 && self.sweep(now)? >= REGISTRATIONS_MAX {
@@ -95,10 +95,11 @@ impl Registrations {
         Ok(number)
     }
 
-    /// Removes registrations that are older than the longest life of a certificate; the number of those that are left.
+    /// Removes registrations older than the maximum certificate lifetime and returns the number of the
+    /// remaining ones.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// If the directory cannot be read.
     pub fn sweep(&self, now: SystemTime) -> io::Result<usize> {
         self.known().retain(|_, number| {
             let since = UNIX_EPOCH + Duration::from_millis(*number);
@@ -130,7 +131,7 @@ impl Registrations {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A name may be longer than that of a file.
+    /// A workload name may be longer than a file name can be.
     fn path_of(&self, workload: &WorkloadName) -> PathBuf {
         let name = digest::digest(&digest::SHA256, workload.to_string().as_bytes());
         let name: String = name.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -142,10 +143,10 @@ fn record(workload: &WorkloadName, number: u64) -> Vec<u8> {
     format!("{workload}\n{number}\n").into_bytes()
 }
 
-/// The most registrations that are kept: several times the largest mesh that was measured.
+/// Limit of registrations: several times the largest measured mesh.
 pub const REGISTRATIONS_MAX: usize = 65_536;
 
-/// For clocks that are set back.
+/// A margin for clocks that are set back.
 const MARGIN: Duration = Duration::from_secs(24 * 3600);
 
 #[cfg(test)]
@@ -175,7 +176,7 @@ mod tests {
         assert_eq!(registrations.newest(&name).unwrap(), 0);
         let first = registrations.advance(&name, now()).unwrap();
         assert_eq!(registrations.newest(&name).unwrap(), first);
-        // Certificates of a former registration are not renewed after that either.
+        // Certificates of a previous registration are still not renewed.
         fs::remove_dir_all(above.path().join("a")).unwrap();
         assert_eq!(registrations.newest(&name).unwrap(), first);
         let again = Registrations::open(&above.path().join("a/b")).unwrap();

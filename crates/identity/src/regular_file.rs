@@ -1,4 +1,4 @@
-//! Reading regular files: an open that never waits for another process, and a read with a bound.
+//! Bounded, non-blocking reads of regular files.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, Read as _};
@@ -9,20 +9,21 @@ use rustix::fs::OFlags;
 
 use crate::disk::file_error;
 
-/// The program or person that makes a file: it decides whether a link may be in its place.
+/// The writer of a file, which determines whether links are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileOrigin {
-    /// Leno writes the file in a directory of its own. It makes no links, so that one in the place of the file is an error.
+    /// Leno writes the file in a directory of its own. It creates no links, so a link is an error.
     Leno,
-    /// The user or the platform provides the file. Links are followed: Kubernetes mounts Secrets and ConfigMaps by links.
+    /// The user or the platform provides the file. Links are followed: Kubernetes mounts Secrets and ConfigMaps
+    /// as links.
     User,
 }
 
-/// Opens a regular file for reading. Another kind of file in its place is an error: the open of a pipe would wait for a writer,
-/// and a device may have no end.
+/// Opens a regular file for reading. Other file types are an error: opening a pipe would wait for a writer, and
+/// a device may have no end.
 ///
 /// # Errors
-/// When there is no such file, or it is of another kind: the error has the kind.
+/// If the file does not exist or has another type, which the error names.
 pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
     let mut options = File::options();
     let file = options.read(true).custom_flags(flags(origin)).open(path);
@@ -33,10 +34,10 @@ pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
     }
 }
 
-/// The content of a regular file; `None` when there is none.
+/// Returns the content of a regular file; `None` if it does not exist.
 ///
 /// # Errors
-/// As [`open_regular`], and when it has more than `bytes_max` bytes. The error has the path.
+/// As [`open_regular`], and if it has more than `bytes_max` bytes. The error contains the path.
 pub fn read_regular(
     path: &Path,
     origin: FileOrigin,
@@ -50,10 +51,10 @@ pub fn read_regular(
     }
 }
 
-/// The text of a regular file; `None` when there is none.
+/// Returns the text of a regular file; `None` if it does not exist.
 ///
 /// # Errors
-/// As [`read_regular`], and when it is not text.
+/// As [`read_regular`], and if it is not text.
 pub fn read_regular_text(
     path: &Path,
     origin: FileOrigin,
@@ -63,7 +64,7 @@ pub fn read_regular_text(
     text_of(bytes).map(Some).map_err(|cause| file_error("read", path, cause))
 }
 
-/// The rest of a file, with a bound.
+/// Reads the rest of a file, up to a bound.
 pub(crate) fn read_bounded(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -77,9 +78,9 @@ pub(crate) fn text_of(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| invalid("is not UTF-8".to_owned()))
 }
 
-/// The flags of an open that neither waits nor follows a link where Leno makes none.
+/// Returns the flags of a non-blocking open, which follows no links to Leno's own files.
 pub(crate) fn flags(origin: FileOrigin) -> i32 {
-    // A terminal in the place of a file does not become that of this process.
+    // A terminal in place of the file must not become the controlling terminal.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let flags = match origin {
         FileOrigin::Leno => flags | OFlags::NOFOLLOW,
@@ -88,7 +89,7 @@ pub(crate) fn flags(origin: FileOrigin) -> i32 {
     flags.bits().cast_signed()
 }
 
-/// The error of a failed open: it names the kind of a file that cannot be opened, such as a link or a socket.
+/// Adds the file type to the error of a failed open, such as a link or a socket.
 pub(crate) fn explain(path: &Path, origin: FileOrigin, cause: io::Error) -> io::Error {
     if cause.kind() == io::ErrorKind::NotFound {
         return cause;
@@ -133,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// The result of a read in a thread of its own: a wrong one waits for ever.
+    /// Reads in a separate thread: an incorrect read blocks forever.
     fn read(path: &Path, origin: FileOrigin) -> String {
         let (sender, result) = mpsc::channel();
         let path = path.to_owned();

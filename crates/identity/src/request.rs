@@ -1,4 +1,4 @@
-//! A certificate request: a public key, and the proof that its sender holds the private one.
+//! A certificate request: a public key, and the proof of possession of the private key.
 
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rcgen::{PublicKeyData, SignatureAlgorithm};
@@ -9,8 +9,8 @@ use x509_parser::oid_registry::{
 use x509_parser::prelude::FromDer;
 use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo};
 
-/// A public key whose sender proved to hold the private one. Nothing else of the request is kept:
-/// names and purposes are the authority's to decide.
+/// A public key with verified possession of the private key. The rest of the request is ignored: the authority
+/// decides names and purposes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateRequest {
     /// An uncompressed P-256 point.
@@ -18,10 +18,10 @@ pub struct CertificateRequest {
 }
 
 impl CertificateRequest {
-    /// Reads a PKCS #10 request and checks its signature.
+    /// Parses a PKCS #10 request and verifies its signature.
     ///
     /// # Errors
-    /// [`RequestError`] when it is malformed, not for an ECDSA P-256 key, or not signed by it.
+    /// [`RequestError`] if it is malformed, not for an ECDSA P-256 key, or not signed by it.
     pub fn from_der(der: &[u8]) -> Result<Self, RequestError> {
         if der.len() > REQUEST_BYTES_MAX {
             return Err(RequestError::TooLarge);
@@ -58,19 +58,19 @@ impl PublicKeyData for CertificateRequest {
     }
 }
 
-/// Why a certificate request was refused.
+/// The reason that a certificate request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// More bytes than any honest request has.
+    /// Larger than any valid request.
     #[error("the certificate request is larger than {REQUEST_BYTES_MAX} bytes")]
     TooLarge,
     /// Not a PKCS #10 request in DER.
     #[error("the certificate request is not PKCS #10 in DER")]
     Malformed,
-    /// Another kind of key or signature.
+    /// An unsupported type of key or signature.
     #[error("the certificate request must be for an ECDSA P-256 key and signed with SHA-256")]
     Algorithm,
-    /// The sender does not hold the private key.
+    /// The sender does not possess the private key.
     #[error("the certificate request is not signed by the key that it names")]
     Signature,
 }

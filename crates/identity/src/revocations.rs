@@ -1,4 +1,4 @@
-//! The workloads that an operator has revoked on this machine, in a file that all control planes of the mesh read.
+//! Workloads revoked by an operator on this machine, in a file that all control planes of the mesh read.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,29 +11,29 @@ use leno_model::{RevokedWorkload, Uid, WorkloadName};
 use crate::directory::{check_if_exists, create_private_directory};
 use crate::disk::{self, Readers};
 
-/// The file `revoked` of a directory: one workload a line, with the UID of a pod behind it where one pod is meant.
+/// The file `revoked` in a directory: one workload per line, with a Pod's UID if only that Pod is revoked.
 #[derive(Debug, Clone)]
 pub struct RevocationFile {
     dir: PathBuf,
 }
 
 impl RevocationFile {
-    /// The one in this directory, which need not exist.
+    /// Returns the file in this directory, which may not exist.
     #[must_use]
     pub fn in_directory(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// All workloads in it.
+    /// Returns all revoked workloads.
     ///
     /// # Errors
-    /// When the file cannot be read or has a line that names no workload: then nothing of it is known.
+    /// If the file cannot be read or has an invalid line; no workload is returned then.
     pub fn read(&self) -> io::Result<BTreeSet<RevokedWorkload>> {
         Ok(self.read_existing()?.unwrap_or_default())
     }
 
-    /// All workloads in it, as [`RevocationFile::read`]; none if it does not exist. [`RevocationFile::remove`] leaves an
-    /// empty file, so a file that existed was removed by something else.
+    /// Returns all revoked workloads as [`RevocationFile::read`]; `None` if the file does not exist.
+    /// [`RevocationFile::remove`] leaves an empty file, so the removal of an existing file has another cause.
     ///
     /// # Errors
     /// As [`RevocationFile::read`].
@@ -55,17 +55,17 @@ impl RevocationFile {
         read.collect::<io::Result<_>>().map(Some)
     }
 
-    /// The directory of the file.
+    /// Returns the directory of the file.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.dir
     }
 
-    /// Adds workloads that were in a former file of this directory, which was removed; makes the file again where it is absent.
-    /// Returns false when all were there.
+    /// Adds workloads of a previous, removed file of this directory; creates a missing file. Returns false if
+    /// all were present.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub fn add_former(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
         self.edit(|all| {
             let before = all.len();
@@ -74,10 +74,10 @@ impl RevocationFile {
         })
     }
 
-    /// Adds a workload; false when it was there.
+    /// Adds a workload; false if it was present.
     ///
     /// # Errors
-    /// When the file cannot be read or written, or holds [`REVOKED_MAX`] workloads.
+    /// If the file cannot be read or written, or contains [`REVOKED_MAX`] workloads.
     pub fn add(&self, workload: RevokedWorkload) -> io::Result<bool> {
         self.edit(|all| {
             if all.len() >= REVOKED_MAX && !all.contains(&workload) {
@@ -90,10 +90,11 @@ impl RevocationFile {
         })
     }
 
-    /// Removes a workload: with a UID that pod alone, otherwise all of that name; false when it was not there.
+    /// Removes a workload: with a UID only that Pod, otherwise all entries with the name; false if it was not
+    /// present.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub fn remove(&self, workload: &RevokedWorkload) -> io::Result<bool> {
         self.edit(|all| {
             let before = all.len();
@@ -106,7 +107,7 @@ impl RevocationFile {
         })
     }
 
-    /// One edit at a time, of however many programs.
+    /// Edits the file under a lock between processes.
     fn edit(
         &self,
         change: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
@@ -130,7 +131,8 @@ impl RevocationFile {
         Ok(changed)
     }
 
-    /// The lock of the directory that has the path now: it may be removed while this program waits for the lock.
+    /// Locks the directory that currently has the path: it may be removed while this process waits for the
+    /// lock.
     fn lock(&self) -> io::Result<File> {
         for _ in 0..LOCKS_MAX {
             match create_private_directory(&self.dir) {
@@ -161,12 +163,12 @@ fn line_of(line: &str) -> Option<RevokedWorkload> {
     words.next().is_none().then_some(RevokedWorkload { workload, uid })
 }
 
-/// The most workloads that may be revoked at once: each sidecar has all of them.
+/// Limit of revoked workloads: every sidecar receives all of them.
 pub const REVOKED_MAX: usize = 1024;
 
 const FILE: &str = "revoked";
 const LOCK: &str = "revoked.lock";
-/// The most locks that are taken because the directory was removed meanwhile.
+/// Limit of lock attempts after removals of the directory.
 const LOCKS_MAX: usize = 5;
 
 #[cfg(test)]
@@ -207,7 +209,7 @@ mod tests {
             other.add(RevokedWorkload { workload: workload_name("a"), uid: None })
         });
         wait.recv().unwrap();
-        // The other thread may write a lock while the directory is removed.
+        // The other thread may create a lock file during the removal.
         while std::fs::remove_dir_all(&dir).is_err() {}
         let second = file.lock().unwrap();
         drop((held, second));

@@ -1,4 +1,4 @@
-//! The trust bundle: the roots that vouch for this mesh, several while one replaces another.
+//! The trust bundle: the roots of the mesh, several during a rotation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use x509_parser::extensions::ParsedExtension;
 
 use crate::pem::{CERTIFICATE, write};
 
-/// At least one root certificate that is trusted to vouch for identities. Cheap to clone.
+/// At least one trusted root certificate. Cheap to clone.
 ///
-/// If intermediate authorities are among them, those alone vouch for members: the roots above are a company's, and
-/// its other intermediates have nothing to say in this mesh. A client outside the mesh may have a certificate of theirs
-/// where a policy names it.
+/// If it contains intermediate authorities, only those are trusted to sign for members: the roots above are a
+/// company's, and its other intermediates have no authority in this mesh. External clients may have
+/// certificates of those if a policy names them.
 #[derive(Clone)]
 pub struct Roots {
     certificates: Arc<[CertificateDer<'static>]>,
     store: Arc<RootCertStore>,
-    /// All of them, where `store` has only some.
+    /// All certificates, if `store` has only some.
     company: Option<Arc<RootCertStore>>,
 }
 
 impl Roots {
-    /// Checks and keeps root certificates; repeated ones are kept once.
+    /// Checks and stores root certificates; duplicates are removed.
     ///
     /// # Errors
-    /// [`RootsError`] when there are none or too many, or when one may not sign certificates.
+    /// [`RootsError`] if there are none or too many, or one may not sign certificates.
     pub fn new(certificates: Vec<CertificateDer<'static>>) -> Result<Self, RootsError> {
         let mut unique: Vec<CertificateDer<'static>> = Vec::new();
         let mut store = RootCertStore::empty();
@@ -58,10 +58,10 @@ impl Roots {
         })
     }
 
-    /// Reads all certificates of a PEM text.
+    /// Parses all certificates of a PEM text.
     ///
     /// # Errors
-    /// [`RootsError`] when the text is not PEM, or as [`Roots::new`].
+    /// [`RootsError`] if the text is not PEM, or as [`Roots::new`].
     pub fn from_pem(text: &str) -> Result<Self, RootsError> {
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
             .take(CERTIFICATES_READ_MAX)
@@ -69,7 +69,7 @@ impl Roots {
         Self::new(certificates)
     }
 
-    /// The certificates as PEM text.
+    /// Encodes the certificates as PEM.
     #[must_use]
     pub fn to_pem(&self) -> String {
         let mut text = String::new();
@@ -79,13 +79,13 @@ impl Roots {
         text
     }
 
-    /// The certificates, in the order they were given.
+    /// Returns the certificates in their original order.
     #[must_use]
     pub fn certificates(&self) -> &[CertificateDer<'static>] {
         &self.certificates
     }
 
-    /// These roots and `others`: the bundle while one root replaces another.
+    /// Merges these roots with `others`, for a rotation.
     ///
     /// # Errors
     /// [`RootsError::TooMany`].
@@ -94,12 +94,12 @@ impl Roots {
         Self::new(both.cloned().collect())
     }
 
-    /// Those that vouch for members.
+    /// Returns the roots trusted to sign for members.
     pub(crate) fn store(&self) -> &Arc<RootCertStore> {
         &self.store
     }
 
-    /// All of them, where not all vouch for members.
+    /// Returns all roots, if not all of them may sign for members.
     pub(crate) fn company(&self) -> Option<&Arc<RootCertStore>> {
         self.company.as_ref()
     }
@@ -119,19 +119,19 @@ impl fmt::Debug for Roots {
     }
 }
 
-/// Why certificates cannot be a trust bundle.
+/// The reason that certificates are not a trust bundle.
 #[derive(Debug, thiserror::Error)]
 pub enum RootsError {
-    /// Nothing to trust.
+    /// No certificate.
     #[error("the trust bundle has no certificate: it needs at least one `BEGIN CERTIFICATE`")]
     Empty,
-    /// More than an overlap needs.
+    /// More certificates than a rotation needs.
     #[error("the trust bundle has more than {ROOTS_MAX} certificates: remove retired roots")]
     TooMany,
-    /// A certificate that vouches for nobody.
+    /// A certificate that may not sign others.
     #[error("certificate {number} of the trust bundle is not a root that may sign certificates")]
     NotRoot {
-        /// Which one, counted from 1.
+        /// The number of the certificate, counted from 1.
         number: usize,
     },
     /// Not PEM.
@@ -139,17 +139,17 @@ pub enum RootsError {
     Pem(#[from] pem::Error),
 }
 
-/// The intermediates among some certificates, when there are any.
+/// Returns the intermediates among the certificates, if any.
 fn pins(certificates: &[CertificateDer<'static>]) -> Option<RootCertStore> {
     let mut store = RootCertStore::empty();
     for certificate in certificates.iter().filter(|der| !is_self_issued(der)) {
-        // It was added to another one before.
+        // It was added to another store before.
         store.add(certificate.clone()).ok()?;
     }
     (!store.is_empty()).then_some(store)
 }
 
-/// True of a root: it names itself as its issuer, also by its key where it names keys.
+/// True for a root: it names itself as its issuer, and by key id if it has one.
 pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
     let Ok((_, certificate)) = x509_parser::parse_x509_certificate(der) else { return true };
     if certificate.subject().as_raw() != certificate.issuer().as_raw() {
@@ -168,7 +168,7 @@ pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
     own.zip(above).is_none_or(|(own, above)| own == above)
 }
 
-/// RFC 5280 §4.2.1.9 and §4.2.1.3: an authority, and for this purpose.
+/// True for a CA certificate that may sign certificates (RFC 5280 §4.2.1.9 and §4.2.1.3).
 pub(crate) fn may_sign_certificates(der: &CertificateDer<'_>) -> bool {
     let Ok((rest, certificate)) = x509_parser::parse_x509_certificate(der) else {
         return false;
@@ -183,10 +183,10 @@ fn is_authority(certificate: &X509Certificate<'_>) -> bool {
         && usage.is_some_and(|usage| usage.value.key_cert_sign())
 }
 
-/// An overlap needs two; federation with a few meshes some more.
+/// A rotation needs two; federation with a few meshes needs some more.
 const ROOTS_MAX: usize = 16;
 
-/// Reading stops here; more are [`RootsError::TooMany`] unless they repeat one another.
+/// The limit of certificates read; more are [`RootsError::TooMany`] unless they are duplicates.
 const CERTIFICATES_READ_MAX: usize = 4 * ROOTS_MAX;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! For tests: an authority in a temporary directory, forged certificates, handshakes in memory.
+//! Test support: an authority in a temporary directory, forged certificates, handshakes in memory.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -33,7 +33,7 @@ impl World {
         Self { dir, authority }
     }
 
-    /// For workload `<account>-1`, for a day from now.
+    /// Returns a credential for the workload `<account>-1`, valid for a day from now.
     pub(crate) fn credential(&self, id: &SpiffeId) -> Credential {
         self.credential_at(id, LEAF_LIFETIME, now())
     }
@@ -47,7 +47,7 @@ impl World {
         member_of(&self.authority, id, lifetime, now)
     }
 
-    /// A certificate for ratings that the real authority signs, although it would not make it.
+    /// Signs a certificate for ratings with the real authority, which would not issue it itself.
     pub(crate) fn forge(
         &self,
         edit: impl FnOnce(&mut CertificateParams),
@@ -68,7 +68,7 @@ impl World {
     }
 }
 
-/// For workload `<account>-1`.
+/// Returns a credential for the workload `<account>-1`.
 pub(crate) fn member_of(
     authority: &Authority,
     id: &SpiffeId,
@@ -87,7 +87,7 @@ pub(crate) fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// An account of bookinfo in cluster.local.
+/// Returns an account of bookinfo in cluster.local.
 pub(crate) fn workload_id(account: &str) -> SpiffeId {
     format!("spiffe://cluster.local/ns/bookinfo/sa/{account}").parse().unwrap()
 }
@@ -96,18 +96,18 @@ pub(crate) fn workload_name(name: &str) -> WorkloadName {
     WorkloadName::new("bookinfo", name).unwrap()
 }
 
-/// How a handshake ended at each end.
+/// The result of a handshake at each end.
 pub(crate) struct Outcome {
     pub(crate) client: Result<ClientConnection, Error>,
     pub(crate) server: Result<ServerConnection, Error>,
 }
 
-/// Runs a handshake until both ends have nothing more to say, tickets included.
+/// Runs a handshake until both ends have no more bytes to send, including tickets.
 pub(crate) fn handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Outcome {
     handshake_with("ratings.bookinfo.svc.cluster.local", client, server)
 }
 
-/// The same with a client that asks for this name.
+/// As [`handshake`], with this server name.
 pub(crate) fn handshake_with(
     name: &'static str,
     client: &Arc<ClientConfig>,
@@ -131,7 +131,7 @@ pub(crate) fn handshake_with(
     panic!("the handshake does not end");
 }
 
-/// Moves what one end has to say to the other; false when it had nothing.
+/// Transfers the pending bytes of one end to the other; false if there were none.
 fn exchange<A, B>(
     from: &mut rustls::ConnectionCommon<A>,
     to: &mut rustls::ConnectionCommon<B>,
@@ -151,10 +151,10 @@ fn exchange<A, B>(
 
 const ROUNDS_MAX: usize = 10;
 
-/// A directory that all users may write to, as `/tmp`, with directories of two users.
+/// A directory that all users may write to, like `/tmp`, with directories of two users.
 pub(crate) struct SharedDirectory {
     scratch: TempDir,
-    /// The user that the checks are for.
+    /// The user that performs the checks.
     pub(crate) us: u32,
     /// The owner of foreign directories.
     pub(crate) other: u32,
@@ -165,7 +165,7 @@ impl SharedDirectory {
         let scratch = tempfile::tempdir().unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o1777)).unwrap();
         let own = rustix::process::geteuid().as_raw();
-        // Without the rights to give a directory away, the checks are for another user.
+        // Without permission to change owners, the checks are for another user.
         match own {
             0 => Self { scratch, us: 0, other: 54_321 },
             _ => Self { scratch, us: own + 1, other: own },
@@ -176,26 +176,26 @@ impl SharedDirectory {
         self.scratch.path()
     }
 
-    /// A directory of the other user.
+    /// Creates a directory of the other user.
     pub(crate) fn foreign(&self, name: &str) -> PathBuf {
         let path = self.own(name);
         self.give_away(&path);
         path
     }
 
-    /// A directory of the user that runs the test.
+    /// Creates a directory of the test's user.
     pub(crate) fn own(&self, name: &str) -> PathBuf {
         self.inside(self.path(), name)
     }
 
-    /// The same in another directory.
+    /// Creates a directory in another directory.
     pub(crate) fn inside(&self, above: &Path, name: &str) -> PathBuf {
         let path = above.join(name);
         fs::create_dir(&path).unwrap();
         path
     }
 
-    /// Makes a directory or a link the other user's.
+    /// Changes the owner of a directory or link to the other user.
     pub(crate) fn give_away(&self, path: &Path) {
         if self.us == 0 {
             std::os::unix::fs::lchown(path, Some(self.other), None).unwrap();

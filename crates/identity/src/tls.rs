@@ -1,8 +1,8 @@
-//! TLS configurations: version 1.3 alone, both ends verified, resumption without early data.
+//! TLS configurations: TLS 1.3 only, both ends verified, resumption without early data.
 //!
-//! Each is built once per credential, and per expected peer, and kept by its caller: a handshake
-//! then costs one signature and two verifications, a resumed one none of them. A configuration
-//! owns its tickets and sessions, so that a new credential or new roots leave nothing to resume.
+//! The caller builds and keeps one per credential and expected peer: a handshake costs one signature and two
+//! verifications, a resumed one neither. A configuration owns its tickets and sessions, so a new credential or
+//! new roots prevent resumption of old sessions.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use crate::provider::provider;
 use crate::roots::Roots;
 use crate::verifier::{Anonymous, Guests, IdentityVerifier, MemberVerifier};
 
-/// For the inbound door of a sidecar: every member of the credential's trust domain may connect,
-/// and nobody without a certificate. Who it was says [`crate::peer`].
+/// Builds the configuration of a sidecar's inbound listener: clients must have a certificate of a member of the
+/// credential's trust domain. [`crate::peer`] returns the client.
 ///
 /// # Errors
-/// [`TlsError`] when the system gives no randomness.
+/// [`TlsError`] if the system has no randomness.
 pub fn server_config(
     credential: &Credential,
     alpn: &[&[u8]],
@@ -31,8 +31,8 @@ pub fn server_config(
     server(credential, alpn, (Anonymous::Refused, Guests::Refused))
 }
 
-/// For the inbound door of a sidecar where guests are let in too: [`crate::guest`] says who it was, where
-/// [`crate::peer`] does not.
+/// Builds the configuration of a sidecar's inbound listener that also accepts external principals:
+/// [`crate::guest`] returns the client if [`crate::peer`] does not.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -43,8 +43,9 @@ pub fn guest_server_config(
     server(credential, alpn, (Anonymous::Refused, Guests::Allowed))
 }
 
-/// For the inbound door of a sidecar where clients that are no members need no certificate: who shows
-/// one, as a member or a guest, is verified all the same, and [`crate::peer`] says `None` of the others.
+/// Builds the configuration of a sidecar's inbound listener for which client certificates are optional: a
+/// presented certificate of a member or external principal is verified, and [`crate::peer`] returns `None` for
+/// other clients.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -55,10 +56,10 @@ pub fn open_server_config(
     server(credential, alpn, (Anonymous::Allowed, Guests::Allowed))
 }
 
-/// For connections to an endpoint: only `expected` is accepted there, whatever its address.
+/// Builds the configuration of connections to an endpoint: only `expected` is accepted, whatever its address.
 ///
 /// # Errors
-/// [`TlsError`] when rustls refuses the configuration.
+/// [`TlsError`] if rustls rejects the configuration.
 pub fn client_config(
     credential: &Credential,
     expected: &SpiffeId,
@@ -75,11 +76,11 @@ pub fn client_config(
     Ok(Arc::new(config))
 }
 
-/// For a proxy that has no certificate yet: it verifies the control plane before it says
-/// anything, and stays anonymous itself.
+/// Builds the configuration of a proxy without a certificate: it verifies the control plane first, and is
+/// anonymous itself.
 ///
 /// # Errors
-/// [`TlsError`] when rustls refuses the configuration.
+/// [`TlsError`] if rustls rejects the configuration.
 pub fn join_client_config(
     roots: &Roots,
     control: &SpiffeId,
@@ -96,8 +97,8 @@ pub fn join_client_config(
     Ok(Arc::new(config))
 }
 
-/// For the control plane's one port: a client may stay anonymous, to join. [`crate::peer`] then
-/// says `None`, and whoever serves anything but joining must refuse that.
+/// Builds the configuration of the control plane's port: clients may be anonymous in order to join.
+/// [`crate::peer`] then returns `None`, and every service except joining must reject the client.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -108,18 +109,18 @@ pub fn join_server_config(
     server(credential, alpn, (Anonymous::Allowed, Guests::Refused))
 }
 
-/// The name to send in the clear (SNI): `<service>.<namespace>.svc.cluster.local`. It tells
-/// foreign servers what is wanted; no trust rests on it.
+/// Returns the SNI in the clear: `<service>.<namespace>.svc.cluster.local`. It informs foreign servers; trust
+/// does not depend on it.
 ///
 /// # Errors
-/// [`TlsError::LongName`] when that is longer than a DNS name can be.
+/// [`TlsError::LongName`] if it is longer than a DNS name can be.
 pub fn server_name(service: &ServiceName) -> Result<ServerName<'static>, TlsError> {
     let ServiceName { namespace, name } = service;
     ServerName::try_from(format!("{name}.{namespace}.svc.cluster.local"))
         .map_err(|cause| TlsError::LongName { service: service.clone(), cause })
 }
 
-/// Who the control plane of a trust domain is.
+/// Returns the identity of a trust domain's control plane.
 ///
 /// # Panics
 /// Never: the account's names are literals.
@@ -135,21 +136,21 @@ pub fn control_id(trust_domain: &TrustDomain) -> SpiffeId {
     }
 }
 
-/// Why a configuration cannot be built.
+/// The reason that a configuration cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// rustls refuses it.
+    /// rustls rejects it.
     #[error("TLS cannot be configured")]
     Rustls(#[from] rustls::Error),
-    /// Its verifier refuses the roots.
+    /// The certificate verifier rejects the roots.
     #[error("the verifier of clients cannot be configured")]
     Verifier(#[from] VerifierBuilderError),
-    /// A name that does not fit into DNS.
+    /// A name longer than a DNS name.
     #[error("service `{service}` has no DNS name: shorten its name or namespace")]
     LongName {
         /// The service.
         service: ServiceName,
-        /// What DNS says.
+        /// The validation error.
         #[source]
         cause: InvalidDnsNameError,
     },
@@ -166,7 +167,7 @@ fn server(
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
         .with_cert_resolver(credential.resolver());
-    // Tickets carry the verified client certificate, encrypted; the server keeps nothing.
+    // Tickets contain the verified client certificate, encrypted; the server is stateless.
     config.ticketer = Ticketer::new()?;
     config.send_tls13_tickets = TICKETS_PER_HANDSHAKE;
     config.max_early_data_size = 0;
@@ -179,10 +180,10 @@ pub(crate) fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|protocol| protocol.to_vec()).collect()
 }
 
-/// A configuration is for one identity; few services share one.
+/// A configuration is for one identity, which few services share.
 const RESUMABLE_SERVICES_MAX: usize = 8;
 
-/// Each connection spends one ticket and gets one: connections are few and long-lived.
+/// Each connection uses one ticket and receives one: connections are few and long-lived.
 const TICKETS_PER_HANDSHAKE: usize = 1;
 
 #[cfg(test)]

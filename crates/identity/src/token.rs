@@ -1,4 +1,4 @@
-//! One-time join tokens: whoever shows one, once and in time, is the workload it was made for.
+//! One-time join tokens, each valid once, for a limited time and one workload.
 
 use std::fs;
 use std::io;
@@ -12,21 +12,21 @@ use leno_model::WorkloadName;
 use crate::directory::{check_if_exists, create_private_directory};
 use crate::disk::{self, Readers};
 
-/// The tokens that were made and not yet used: one small file each, so that a restart of the
-/// control plane neither forgets nor repeats one.
+/// The issued and unused tokens: one small file each, so that a restart of the control plane neither loses nor
+/// reuses a token.
 ///
-/// A file is named by the SHA-256 of its token: the tokens themselves are not on disk, and a
-/// lookup takes the same time whatever prefix an attacker guessed right.
+/// Each file is named by the SHA-256 of its token: the tokens themselves are not on disk, and the lookup time
+/// does not depend on a guessed prefix.
 #[derive(Debug)]
 pub struct Tokens {
     dir: PathBuf,
     swept: Mutex<Option<SystemTime>>,
 }
 
-/// A text that nobody guesses.
+/// Generates an unguessable text.
 ///
 /// # Errors
-/// When the system has no randomness.
+/// If the system has no randomness.
 pub fn secret() -> io::Result<String> {
     let mut random = [0u8; TOKEN_RANDOM_BYTES];
     rand::fill(&mut random).map_err(|_| io::Error::other("no randomness from the system"))?;
@@ -34,26 +34,26 @@ pub fn secret() -> io::Result<String> {
 }
 
 impl Tokens {
-    /// Opens the directory, or makes it.
+    /// Opens or creates the directory.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// If it cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         create_private_directory(dir)?;
         Ok(Self { dir: dir.to_owned(), swept: Mutex::new(None) })
     }
 
-    /// Whether a text looks like one of our tokens, and not like somebody else's.
+    /// True if the text has the form of our tokens.
     #[must_use]
     pub fn is_ours(token: &str) -> bool {
         token.starts_with(TOKEN_PREFIX)
     }
 
-    /// Makes a token for `workload` that can be used once, until `lifetime` has passed.
+    /// Creates a token for `workload` that can be used once within `lifetime`.
     ///
     /// # Errors
-    /// When the directory cannot be written, the lifetime is zero or longer than
-    /// [`TOKEN_LIFETIME_MAX`], or too many tokens are unused.
+    /// If the directory cannot be written, the lifetime is zero or longer than [`TOKEN_LIFETIME_MAX`], or there
+    /// are too many unused tokens.
     pub fn mint(
         &self,
         workload: &WorkloadName,
@@ -64,7 +64,7 @@ impl Tokens {
             let message = format!("a join token cannot live {lifetime:?}: use up to 24 h");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
-        // It may have been removed since.
+        // The directory may have been removed.
         create_private_directory(&self.dir)?;
         self.sweep_if_due(now)?;
         let token = format!("{TOKEN_PREFIX}{}", secret()?);
@@ -74,13 +74,13 @@ impl Tokens {
         Ok(token)
     }
 
-    /// Uses a token up. Of any number of callers that show the same one, in this process or
-    /// another, exactly one succeeds.
+    /// Redeems a token. Of any number of concurrent callers with the same token, in any process, exactly one
+    /// succeeds.
     ///
-    /// Check the certificate request first: a token that was redeemed for nothing is lost.
+    /// Check the certificate request first: a redeemed token cannot be reused.
     ///
     /// # Errors
-    /// [`TokenError`]; a token shown for another workload stays usable for its own.
+    /// [`TokenError`]; a token for another workload stays valid.
     pub fn redeem(
         &self,
         token: &str,
@@ -101,17 +101,17 @@ impl Tokens {
         if record.workload != *workload {
             return Err(TokenError::OtherWorkload);
         }
-        // The file system decides who is first: only one caller can remove a file.
+        // The file system serializes callers: only one can remove a file.
         match disk::remove(&path)? {
             true => Ok(()),
             false => Err(TokenError::Unknown),
         }
     }
 
-    /// Removes what has expired or is not readable; says how many can still be used.
+    /// Removes expired and malformed tokens and old drafts. Returns the number of the others.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// If the directory cannot be read.
     pub fn sweep(&self, now: SystemTime) -> io::Result<usize> {
         let at = |cause| disk::file_error("read", &self.dir, cause);
         let mut unused = 0;
@@ -149,30 +149,30 @@ impl Tokens {
     }
 }
 
-/// How long a token lives unless its maker says otherwise.
+/// The default lifetime of a token.
 pub const TOKEN_LIFETIME: Duration = Duration::from_secs(10 * 60);
 
-/// The longest life of a token.
+/// The maximum lifetime of a token.
 pub const TOKEN_LIFETIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Why a token was refused. Tell the one who showed it no more than that it was.
+/// The reason that a token is rejected. Do not reveal the reason to the client.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// Never made, or used already.
+    /// Never issued, or already used.
     #[error("the join token is unknown or was used already: make a new one")]
     Unknown,
     /// Not used in time.
     #[error("the join token has expired: make a new one")]
     Expired,
-    /// Made for somebody else.
+    /// Issued for another workload.
     #[error("the join token was made for another workload")]
     OtherWorkload,
-    /// The directory of tokens.
+    /// The directory of tokens cannot be used.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// The SHA-256 of a token, by which it is known without being kept.
+/// Returns the SHA-256 of a token, which identifies it without storing it.
 #[must_use]
 pub fn token_digest(token: &str) -> [u8; 32] {
     let digest = digest::digest(&digest::SHA256, token.as_bytes());
@@ -181,7 +181,7 @@ pub fn token_digest(token: &str) -> [u8; 32] {
 
 struct Record {
     workload: WorkloadName,
-    /// Seconds since 1970.
+    /// In seconds since 1970.
     expiry: u64,
 }
 
@@ -201,7 +201,7 @@ fn is_hex(text: &str, bytes: usize) -> bool {
     text.len() == 2 * bytes && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What a file in the directory is.
+/// The state of a file in the directory.
 enum State {
     Usable,
     Spent,
@@ -212,13 +212,13 @@ fn state_of(path: &Path, now: SystemTime) -> State {
     let name = path.file_name().and_then(|name| name.to_str());
     let spent = match name {
         Some(name) if disk::is_draft(name) => {
-            // A draft lives for milliseconds, unless its writer was killed.
+            // A draft exists for milliseconds, unless its writer was killed.
             let written = fs::metadata(path).and_then(|facts| facts.modified());
             let age = written.ok().and_then(|at| now.duration_since(at).ok());
             age.is_some_and(|age| age > TOKEN_LIFETIME_MAX)
         }
         Some(name) if is_hex(name, digest::SHA256_OUTPUT_LEN) => {
-            // One that vanished meanwhile is spent, one that cannot be read is not ours to judge.
+            // A file that has vanished is spent; an unreadable one is left alone.
             disk::read(path, Readers::Owner).is_ok_and(|text| {
                 let record = text.as_deref().and_then(Record::parse);
                 record.is_none_or(|record| record.expiry <= seconds_since_epoch(now))
@@ -237,13 +237,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Cannot be guessed.
+/// Too long to guess.
 const TOKEN_RANDOM_BYTES: usize = 32;
 
-/// So that a leaked token is recognised for what it is.
+/// Identifies leaked tokens.
 const TOKEN_PREFIX: &str = "leno-join-";
 
-/// Unused tokens at which making more is refused, give or take one sweep interval's.
+/// Limit of unused tokens; it may be exceeded by the tokens of one sweep interval.
 const TOKENS_MAX: usize = 100_000;
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);

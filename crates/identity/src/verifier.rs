@@ -1,4 +1,4 @@
-//! What rustls asks during a handshake: chain, time and purpose by webpki, then who it is.
+//! Certificate verifiers for rustls: chain, time and purpose by webpki, then the identity.
 
 use std::sync::Arc;
 
@@ -19,29 +19,29 @@ use crate::provider::provider;
 use crate::roots::Roots;
 use crate::verify::{Leaf, VerifyError};
 
-/// Whether a client may stay anonymous.
+/// Indicates whether a client may be anonymous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Anonymous {
-    /// Every client shows a certificate.
+    /// Every client must present a certificate.
     Refused,
-    /// A client without a certificate is let in, to join.
+    /// Clients without a certificate are accepted in order to join.
     Allowed,
 }
 
-/// Whether clients may show certificates of guests.
+/// Indicates whether certificates of external principals are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Guests {
-    /// To whoever asks, all of them are strangers.
+    /// They are rejected.
     Refused,
-    /// Which of them may come in is for others to say.
+    /// They are accepted; policies authorize them later.
     Allowed,
 }
 
-/// Accepts any member of one trust domain as a client, and its guests where they are allowed.
+/// Accepts members of one trust domain as clients, and external principals if allowed.
 #[derive(Debug)]
 pub(crate) struct MemberVerifier {
     chain: Arc<dyn ClientCertVerifier>,
-    /// Verifies certificates of the company, which are not enough for a member.
+    /// Verifies certificates of the company's roots, which are insufficient for members.
     company: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
     guests: Guests,
@@ -53,7 +53,7 @@ impl MemberVerifier {
         trust_domain: TrustDomain,
         (anonymous, guests): (Anonymous, Guests),
     ) -> Result<Self, VerifierBuilderError> {
-        // The roots' names are not sent as a hint: members have one certificate to choose from.
+        // The root names are not sent as a hint: members have only one certificate.
         let verifier = |store: &Arc<RootCertStore>| {
             let builder =
                 WebPkiClientVerifier::builder_with_provider(Arc::clone(store), provider())
@@ -68,8 +68,8 @@ impl MemberVerifier {
         Ok(Self { chain, company, trust_domain, guests })
     }
 
-    /// A client that no authority of the mesh vouches for: one of the company's may come in where guests may, and
-    /// is a member nowhere.
+    /// Verifies a client without a chain to the mesh's authority: a certificate of the company is accepted
+    /// where external principals are, and never as a member's.
     fn judge_other(
         &self,
         (end_entity, intermediates): (&CertificateDer<'_>, &[CertificateDer<'_>]),
@@ -88,12 +88,12 @@ impl MemberVerifier {
         }
     }
 
-    /// Whose a certificate is that leads to a root.
+    /// Determines the holder of a verified certificate.
     fn judge(&self, end_entity: &CertificateDer<'_>) -> Result<(), VerifyError> {
         let guest = || Guest::read(end_entity).ok().filter(|_| self.guests == Guests::Allowed);
         let found = match Leaf::read(end_entity) {
             Ok(leaf) => leaf.peer.id,
-            // What is no member's may be a guest's, and is never both.
+            // A certificate that is not a member's may be an external principal's; none is both.
             Err(refusal) => {
                 let guest = guest().ok_or(refusal)?;
                 let is_ours = guest.id.trust_domain == self.trust_domain;
@@ -158,7 +158,7 @@ impl ClientCertVerifier for MemberVerifier {
     }
 }
 
-/// Accepts one identity as the server, whatever name or address it was reached by.
+/// Accepts one server identity, whatever name or address the connection used.
 #[derive(Debug)]
 pub(crate) struct IdentityVerifier {
     roots: Roots,
@@ -249,7 +249,7 @@ impl ServerCertVerifier for IdentityVerifier {
     }
 }
 
-/// True when an authority of the mesh vouches for a chain, and not only the root of its company.
+/// True if the chain leads to the mesh's own authority, not only to the company's root.
 pub(crate) fn is_of_mesh(roots: &Roots, chain: &[CertificateDer<'_>], now: UnixTime) -> bool {
     if roots.company().is_none() {
         return true;
@@ -260,12 +260,12 @@ pub(crate) fn is_of_mesh(roots: &Roots, chain: &[CertificateDer<'_>], now: UnixT
     verifier.is_ok_and(|it| it.verify_client_cert(end_entity, intermediates, now).is_ok())
 }
 
-/// Carries our reason through rustls; [`crate::reason_of_tls`] finds it again.
+/// Carries our reason through rustls; [`crate::reason_of_tls`] extracts it.
 fn refused(reason: VerifyError) -> Error {
     CertificateError::Other(OtherError(Arc::new(reason))).into()
 }
 
-/// Never reached: the configurations offer TLS 1.3 alone.
+/// Unreachable: the configurations offer only TLS 1.3.
 fn older_than_tls13() -> Error {
     PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig.into()
 }

@@ -1,4 +1,4 @@
-//! Reading an identity out of a certificate: exactly one SPIFFE id, and the workload behind it.
+//! Extraction of identities from certificates: exactly one SPIFFE id, and its workload.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,38 +13,38 @@ use crate::credential::CLOCK_SKEW;
 use crate::roots::Roots;
 use crate::verifier::is_of_mesh;
 
-/// The verified other end of a session.
+/// The verified peer of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Peer {
-    /// Who it is.
+    /// Its identity.
     pub id: SpiffeId,
-    /// Which instance it is, when its certificate says so.
+    /// Its workload, if the certificate contains it.
     pub workload: Option<WorkloadName>,
-    /// The pod or registration of the workload, when its certificate says so. Those of older
-    /// releases do not.
+    /// The Pod or registration of the workload, if the certificate contains it. Certificates of older releases
+    /// do not.
     pub instance: Option<Instance>,
-    /// When its certificate began to be valid.
+    /// The start of its certificate's validity.
     pub not_before: SystemTime,
-    /// When its certificate expires.
+    /// The end of its certificate's validity.
     pub not_after: SystemTime,
 }
 
 impl Peer {
-    /// When its certificate was issued: they begin a little before, for clocks that are behind.
+    /// Returns the time of issue: certificates are backdated for slow clocks.
     #[must_use]
     pub fn issued(&self) -> SystemTime {
         (self.not_before + CLOCK_SKEW).min(self.not_after)
     }
 }
 
-/// The peer of a session that is already established, from the certificates that the session
-/// reports; `None` when the peer showed none, which only a joining server allows.
+/// Returns the peer of an established session, from the session's certificates; `None` if the peer presented
+/// none, which only a joining server allows.
 ///
-/// A resumed session is not verified again: it keeps the certificate of the session before it.
-/// That is why the expiry is asked here once more, and why `now` is an argument.
+/// A resumed session is not verified again: it keeps the certificate of the previous session. The expiry is
+/// therefore checked here again, and `now` is an argument.
 ///
 /// # Errors
-/// [`VerifyError`] when the certificate has expired since, or is not that of a mesh member.
+/// [`VerifyError`] if the certificate has expired, or is not a mesh member's.
 pub fn peer(
     certificates: Option<&[CertificateDer<'_>]>,
     now: SystemTime,
@@ -59,49 +59,49 @@ pub fn peer(
     Ok(Some(leaf.peer))
 }
 
-/// True when the mesh's own authority vouches for the certificates that a session reports. Where members trust an
-/// intermediate of a company's root, a client with a certificate of another one may come in as one outside the mesh.
+/// True if the session's certificates chain to the mesh's own authority. If members trust an intermediate of a
+/// company's root, a client with a certificate of another intermediate may be accepted as an external client.
 #[must_use]
 pub fn is_member_chain(roots: &Roots, chain: &[CertificateDer<'_>], now: SystemTime) -> bool {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     is_of_mesh(roots, chain, UnixTime::since_unix_epoch(since))
 }
 
-/// Why a certificate is not that of the peer it should be.
+/// The reason that a certificate is not the expected peer's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
-    /// Not a certificate that can be read.
+    /// The certificate cannot be parsed.
     #[error("the certificate is malformed")]
     Malformed,
-    /// SPIFFE wants exactly one name that is a URI.
+    /// SPIFFE requires exactly one URI name.
     #[error("the certificate has {count} URI names; a SPIFFE certificate has exactly one")]
     UriCount {
-        /// How many it has.
+        /// The number of URI names.
         count: usize,
     },
-    /// The one URI is not an identity of this mesh's form.
+    /// The URI is not an identity of this mesh.
     #[error("the certificate's URI is not `spiffe://<trust domain>/ns/<namespace>/sa/<account>`")]
     Uri(#[source] InvalidName),
-    /// Vouched for, but by and for somebody else.
+    /// A verified certificate of another trust domain.
     #[error("the peer is `{found}`, of another trust domain than `{expected}`")]
     ForeignTrustDomain {
-        /// Who the peer is.
+        /// The identity of the peer.
         found: SpiffeId,
-        /// Whose members are accepted.
+        /// The accepted trust domain.
         expected: TrustDomain,
     },
-    /// The same of a guest.
+    /// An external principal of another trust domain.
     #[error("the peer is the external client `{found}`, of another trust domain than `{expected}`")]
     ForeignGuest {
-        /// Who the peer is.
+        /// The identity of the peer.
         found: GuestId,
-        /// Whose guests are accepted.
+        /// The accepted trust domain.
         expected: TrustDomain,
     },
-    /// A guest that is called nothing, or something that is no name.
+    /// An external principal without a name, or with an invalid one.
     #[error("the certificate of an external client has no DNS name, or an invalid one")]
     GuestNames,
-    /// A company's root vouches for it, and the mesh's own intermediate does not.
+    /// The certificate chains to the company's root, but not to the mesh's own intermediate.
     #[error(
         "the certificate of `{found}` is of another intermediate authority of the company's root: only \
          the mesh's own signs for its members"
@@ -110,21 +110,21 @@ pub enum VerifyError {
         /// The identity in the certificate.
         found: SpiffeId,
     },
-    /// A member of the mesh, but another one than expected.
+    /// Another mesh member than expected.
     #[error("the peer is `{found}` and not `{expected}`")]
     WrongIdentity {
-        /// Who the peer is.
+        /// The identity of the peer.
         found: SpiffeId,
-        /// Who was expected.
+        /// The expected identity.
         expected: SpiffeId,
     },
-    /// A resumed session outlived the certificate it began with.
+    /// A resumed session outlived its certificate.
     #[error("the peer's certificate has expired since its session began")]
     Expired,
 }
 
-/// What an end-entity certificate says of its holder. It proves nothing by itself: the chain
-/// is verified by webpki, before or beside.
+/// The holder in an end-entity certificate. It is not verified here: webpki verifies the chain, before or at
+/// the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leaf {
     pub(crate) peer: Peer,
@@ -149,7 +149,7 @@ impl Leaf {
     }
 }
 
-/// The one URI among the certificate's alternative names; names of other kinds do not matter.
+/// Returns the only URI among the certificate's alternative names; other kinds of names are ignored.
 pub(crate) fn sole_uri<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a str, VerifyError> {
     let names = certificate.subject_alternative_name().map_err(|_| VerifyError::Malformed)?;
     let uris: Vec<&str> = names
@@ -171,7 +171,8 @@ pub(crate) fn instant(time: ASN1Time) -> Result<SystemTime, VerifyError> {
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).ok_or(VerifyError::Malformed)
 }
 
-/// Our authority writes `namespace/name` as the one common name; others write what they like.
+/// Returns the workload. Our authority writes `namespace/name` as the only common name; other CAs write any
+/// text.
 fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
     let mut names = certificate.subject().iter_common_name();
     let name = names.next()?;
@@ -181,7 +182,8 @@ fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
     }
 }
 
-/// Our authority writes it as the one serial number of the subject; others write any text.
+/// Returns the instance. Our authority writes it as the only serial number of the subject; other CAs write any
+/// text.
 fn sole_instance(certificate: &X509Certificate<'_>) -> Option<Instance> {
     let mut numbers = certificate.subject().iter_by_oid(&OID_X509_SERIALNUMBER);
     let number = numbers.next()?;

@@ -1,4 +1,4 @@
-//! Documents: YAML text becomes trees of nodes that know their line and column, within bounds.
+//! YAML documents as trees of nodes with line and column, parsed within bounds.
 
 mod json;
 mod list;
@@ -11,10 +11,10 @@ pub(crate) use self::list::LIST_FIELDS;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 
-/// Reads the documents of a text, with the items of a `List` in its place; empty documents are left out.
+/// Parses the documents of a text. A `List` is replaced by its items; empty documents are omitted.
 ///
 /// # Errors
-/// [`Unreadable`] when the text is not YAML or exceeds a bound: then nothing of it is known.
+/// [`Unreadable`] if the text is not YAML or exceeds a bound. No document is returned then.
 pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
     let documents: Vec<Node> =
         documents_as_written(text)?.into_iter().flat_map(list::documents).collect();
@@ -24,13 +24,13 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
     }
 }
 
-/// Reads the documents of a text; empty ones are left out.
+/// Parses the documents of a text; empty documents are omitted.
 ///
 /// # Errors
-/// As [`documents`].
+/// See [`documents`].
 pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> {
     let text = &*without_byte_order_marks(text);
-    // The parser looks ahead to the end of a list or map in brackets, which may be a key.
+    // The parser looks ahead to the end of a flow list or map, because it may be a key.
     let brackets = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
     if brackets > BRACKETS_MAX {
         let problem = format!("has more than {BRACKETS_MAX} commas and brackets");
@@ -52,7 +52,7 @@ pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> 
         let Some(error) = read_into(&mut builder, &text)? else {
             return Ok(builder.documents);
         };
-        // The text is read again: nothing before the tab changes.
+        // The text is parsed again; the part before the tab is unchanged.
         let corrected = with_spaces(&text, &error);
         match (corrected, bytes_left.checked_sub(text.len())) {
             (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
@@ -66,8 +66,8 @@ fn too_many_documents(mark: Mark) -> Unreadable {
     Unreadable::bound(mark, problem, "split the file")
 }
 
-/// The text without the byte order marks at the starts of documents (YAML 1.2, 5.2): at its beginning, before a line
-/// `---`, and behind one. Files that were joined have them.
+/// Removes the byte order marks at the starts of documents (YAML 1.2, 5.2): at the beginning of the text, and
+/// before and after a `---` line. Concatenated files contain them.
 fn without_byte_order_marks(text: &str) -> Cow<'_, str> {
     if !text.contains(BYTE_ORDER_MARK) {
         return text.into();
@@ -90,7 +90,7 @@ fn begins_document(line: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
 }
 
-/// Reads a text that begins with a bracket as JSON: its texts have escapes that YAML lacks. YAML in brackets begins in
+/// Parses a text that begins with a bracket as JSON, which has escapes that YAML lacks. YAML flow style begins
 /// the same way.
 fn read_json(text: &str) -> Option<Result<Vec<Node>, json::Failure>> {
     if !text.trim_start().starts_with(['{', '[']) {
@@ -101,7 +101,7 @@ fn read_json(text: &str) -> Option<Result<Vec<Node>, json::Failure>> {
     Some(read.map(|()| builder.documents))
 }
 
-/// The error of the reader that came further, which understood more of the text.
+/// Returns the error of the parser that got further.
 fn later(json: Option<Unreadable>, yaml: Unreadable) -> Unreadable {
     let place = |error: &Unreadable| (error.mark.line, error.mark.column);
     match json {
@@ -110,8 +110,8 @@ fn later(json: Option<Unreadable>, yaml: Unreadable) -> Unreadable {
     }
 }
 
-/// The text with one escape of YAML in place of two of JSON (RFC 8259, 7) for each character beyond the first plane: a text
-/// that is JSON but for a comment is read as YAML.
+/// Replaces each JSON surrogate pair (RFC 8259, 7) by one YAML escape, so that JSON with a comment parses as
+/// YAML.
 fn without_surrogates(text: &str) -> Cow<'_, str> {
     if !text.contains("\\u") {
         return text.into();
@@ -132,13 +132,13 @@ fn without_surrogates(text: &str) -> Cow<'_, str> {
                 out.push_str(&format!("\\U{:08X}", u32::from(character)));
                 2 * UNIT_BYTES
             }
-            // Half a pair means no character.
+            // An unpaired surrogate is no character.
             Some(Err(_)) => {
                 out.push_str("\\uFFFD");
                 UNIT_BYTES
             }
             Some(Ok(_)) | None => {
-                // An escape, whole: the second of two backslashes begins none.
+                // Consumes the whole escape: the second of two backslashes does not begin another.
                 let length = escape.chars().take(2).map(char::len_utf8).sum();
                 out.push_str(escape.get(..length).unwrap_or_default());
                 length
@@ -150,7 +150,7 @@ fn without_surrogates(text: &str) -> Cow<'_, str> {
     out.into()
 }
 
-/// Reads a text, up to an error of its syntax.
+/// Parses a text up to its first syntax error.
 fn read_into(builder: &mut Builder, text: &str) -> Result<Option<ScanError>, Unreadable> {
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
@@ -162,8 +162,7 @@ fn read_into(builder: &mut Builder, text: &str) -> Result<Option<ScanError>, Unr
     Ok(None)
 }
 
-/// The text with spaces in place of the tabs behind a colon, if these are what the parser does not
-/// take. YAML 1.2 (6.2, 8.2.2) allows them.
+/// Replaces the tabs after a colon by spaces if the parser rejects them. YAML 1.2 (6.2, 8.2.2) allows them.
 fn with_spaces(text: &str, error: &ScanError) -> Option<String> {
     if !error.info().starts_with(TAB_AFTER_COLON) {
         return None;
@@ -175,7 +174,7 @@ fn with_spaces(text: &str, error: &ScanError) -> Option<String> {
     before.ends_with('\t').then(|| [key, &" ".repeat(blanks), after].concat())
 }
 
-/// A value and where it starts.
+/// A value and its position.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) mark: Mark,
@@ -183,7 +182,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Moves it and all in it down by so many lines.
+    /// Moves the node and its descendants down by this number of lines.
     pub(crate) fn shift(&mut self, lines: u32) {
         self.mark.line = self.mark.line.saturating_add(lines);
         match &mut self.value {
@@ -204,31 +203,31 @@ impl Node {
     }
 }
 
-/// What a node holds.
+/// The value of a node.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     Null,
     Boolean(bool),
-    /// A number as it was written.
+    /// A number as written.
     Number(String),
     Text(String),
     List(Vec<Node>),
     /// Keys and values in order; keys may repeat.
     Map(Vec<(Node, Node)>),
-    /// The key `<<` of a merge, until its map ends; no text and no tag can be mistaken for it.
+    /// The key `<<` of a merge until its map ends; distinct from every text and tag.
     MergeKey,
-    /// A value with a tag that means nothing here.
+    /// A value with an unsupported tag.
     Tagged(String),
 }
 
-/// A line and a column, both from 1.
+/// A line and a column, both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Mark {
     pub(crate) line: u32,
     pub(crate) column: u32,
 }
 
-/// Why a text could not be read at all.
+/// The reason that a text cannot be parsed.
 #[derive(Debug)]
 pub(crate) struct Unreadable {
     pub(crate) mark: Mark,
@@ -286,7 +285,7 @@ impl Builder {
     fn take(&mut self, event: Event<'_>, mark: Mark) -> Result<(), Unreadable> {
         match event {
             Event::DocumentStart(_) => {
-                // An anchor is known to the end of its document.
+                // Anchors are scoped to one document.
                 self.anchors.clear();
                 Ok(())
             }
@@ -357,14 +356,14 @@ impl Builder {
             return Err(Unreadable::bound(mark, problem, "use fewer aliases"));
         }
         let value = match &node.value {
-            // An alias of a merge key is a text, as kubectl reads it.
+            // An alias of a merge key is a text, as in kubectl.
             Value::MergeKey => Value::Text(merge::KEY.to_owned()),
             value => value.clone(),
         };
         self.place(Node { mark, value }, 0)
     }
 
-    /// Puts a finished node where it belongs.
+    /// Adds a finished node to its parent.
     fn place(&mut self, node: Node, anchor: usize) -> Result<(), Unreadable> {
         self.nodes += 1;
         if self.nodes > NODES_MAX {
@@ -398,8 +397,8 @@ impl Builder {
     }
 }
 
-/// What a copy of the node costs, in bytes, roughly. The depth is bounded by `DEPTH_MAX`
-/// for what was written, and by `COPIED_BYTES_MAX` for what was copied into it.
+/// Returns the approximate size of a copy of the node in bytes. `DEPTH_MAX` bounds the depth of written nodes,
+/// `COPIED_BYTES_MAX` that of copied ones.
 fn weight(node: &Node) -> usize {
     let own = size_of::<Node>();
     match &node.value {
@@ -413,7 +412,7 @@ fn weight(node: &Node) -> usize {
     }
 }
 
-/// The core schema of YAML 1.2: what a plain scalar means.
+/// Interprets a plain scalar by the core schema of YAML 1.2.
 fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
     if let Some(tag) = tag {
         return tagged_scalar(text, tag).unwrap_or_else(|| Value::Tagged(tag_name(tag)));
@@ -430,7 +429,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
     }
 }
 
-/// The value of a scalar with a tag of the core schema, if it has one.
+/// Returns the value of a scalar with a core schema tag.
 fn tagged_scalar(text: &str, tag: &Tag) -> Option<Value> {
     if !tag.is_yaml_core_schema() {
         return None;
@@ -447,7 +446,7 @@ fn tagged_scalar(text: &str, tag: &Tag) -> Option<Value> {
     }
 }
 
-/// A tag as it is usually written.
+/// Returns the usual form of a tag.
 fn tag_name(tag: &Tag) -> String {
     match tag.is_yaml_core_schema() {
         true => format!("!!{}", tag.suffix),
@@ -470,25 +469,25 @@ fn is_number(text: &str) -> bool {
     starts && unsigned.parse::<f64>().is_ok()
 }
 
-/// The most documents of one file.
+/// Limit of documents per file.
 const DOCUMENTS_MAX: usize = 10_000;
-/// The most values of one file; each costs about a hundred bytes while it is read.
+/// Limit of values per file; each takes about 100 bytes while parsing.
 const NODES_MAX: usize = 500_000;
-/// The most commas and brackets of one file; each costs up to four hundred bytes while it is read.
+/// Limit of commas and brackets per file; each takes up to 400 bytes while parsing.
 const BRACKETS_MAX: usize = 500_000;
-/// The deepest nesting; no kind needs more than a dozen levels.
+/// Limit of the nesting depth; no kind needs more than a dozen levels.
 const DEPTH_MAX: usize = 64;
-/// What anchors and aliases may copy in one file: a few "billion laughs" stay a smile.
+/// Limit of the bytes that aliases copy in one file; it stops "billion laughs" attacks.
 const COPIED_BYTES_MAX: usize = 1 << 20;
 
-/// The parser's complaint about a tab behind a colon.
+/// The parser's error for a tab after a colon.
 const TAB_AFTER_COLON: &str = "':' must be followed by a valid YAML whitespace";
-/// The most bytes of one file that are read again because of tabs.
+/// Limit of the bytes of one file that are parsed again because of tabs.
 const REREAD_BYTES_MAX: usize = 64 << 20;
 const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The length of `\uXXXX`.
 const UNIT_BYTES: usize = 6;
-/// The remedy of an error of syntax.
+/// The hint for a syntax error.
 const CORRECT_SYNTAX: &str = "correct the syntax; until then the file's last good state stays";
 
 #[cfg(test)]

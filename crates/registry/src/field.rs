@@ -1,4 +1,4 @@
-//! A field of a document under reading, and the notes of what is wrong with the document.
+//! A field of a document, and the diagnostics collected while the document is read.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,8 +12,8 @@ use crate::hint::{GIVEN_TWICE, MapEntries, Replacement};
 use crate::pattern;
 use crate::suggest::{all_of, closest, one_of};
 
-/// A node with its path, and the notes to which its problems go. A method that returns `None`
-/// has noted why; a document with a problem noted is refused whole.
+/// A node with its path and the collector of diagnostics. A method that returns `None` has recorded a problem;
+/// a document with a problem is rejected as a whole.
 #[derive(Clone)]
 pub(crate) struct Field<'a> {
     node: &'a Node,
@@ -21,71 +21,71 @@ pub(crate) struct Field<'a> {
     notes: &'a Notes,
 }
 
-/// The fields of a map whose keys are known.
+/// The fields of a map with a known set of keys.
 pub(crate) struct Fields<'a> {
     here: Field<'a>,
     entries: Vec<(&'a str, Field<'a>)>,
 }
 
-/// What is wrong or odd in one document.
+/// The problems and warnings of one document.
 pub(crate) struct Notes {
-    /// Where its relative paths begin, when it is in a file.
+    /// The base folder of relative paths, if the document is in a file.
     folder: Option<PathBuf>,
     problems: RefCell<Vec<Note>>,
     warnings: RefCell<Vec<Note>>,
 }
 
-/// One thing that is wrong or odd.
+/// One diagnostic.
 pub(crate) struct Note {
     pub(crate) mark: Mark,
     pub(crate) field: String,
     pub(crate) problem: String,
     pub(crate) remedy: String,
-    /// The replacement that the remedy spells out, if it does.
+    /// The replacement proposed by the hint, if any.
     pub(crate) replacement: Option<Replacement>,
 }
 
 impl Notes {
-    /// Nothing yet, of a document in this file or in none.
+    /// Creates an empty collector for a document of this file, or of no file.
     pub(crate) fn of(file: Option<&str>) -> Self {
         let folder = file.map(|file| Path::new(file).parent().unwrap_or(Path::new("")).to_owned());
         Self { folder, problems: RefCell::default(), warnings: RefCell::default() }
     }
 
-    /// Whether the document is refused.
+    /// True if the document is rejected.
     pub(crate) fn refused(&self) -> bool {
         !self.problems.borrow().is_empty()
     }
 
-    /// The problems and the warnings.
+    /// Returns the problems and the warnings.
     pub(crate) fn into_parts(self) -> (Vec<Note>, Vec<Note>) {
         (self.problems.into_inner(), self.warnings.into_inner())
     }
 }
 
 impl<'a> Field<'a> {
-    /// The document itself.
+    /// Returns the root field of a document.
     pub(crate) fn root(node: &'a Node, notes: &'a Notes) -> Self {
         let path = String::new();
         Self { node, path, notes }
     }
 
-    /// The value, for the few who look closer.
+    /// Returns the raw value.
     pub(crate) fn value(&self) -> &'a Value {
         &self.node.value
     }
 
-    /// Where it is.
+    /// Returns the position of the value.
     pub(crate) fn mark(&self) -> Mark {
         self.node.mark
     }
 
-    /// Notes a problem with this field.
+    /// Records a problem with this field.
     pub(crate) fn refuse(&self, problem: impl Into<String>, remedy: impl Into<String>) {
         self.push(self.note(problem.into(), remedy.into()));
     }
 
-    /// Notes a problem with a remedy that spells out a replacement.
+    /// Records a problem with a hint that contains a replacement.
     pub(crate) fn propose(
         &self,
         problem: impl Into<String>,
@@ -96,7 +96,7 @@ impl<'a> Field<'a> {
         self.push(Note { replacement: Some(replacement), ..note });
     }
 
-    /// Notes a text that is not known, and the known word that is close to it.
+    /// Records an unknown word and proposes a similar known one.
     pub(crate) fn propose_word(&self, problem: impl Into<String>, word: &str) {
         let remedy = format!("did you mean `{word}`?");
         self.propose(problem, remedy, Replacement::Text(word.to_owned()));
@@ -109,7 +109,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Notes something odd that is accepted.
+    /// Records a warning.
     pub(crate) fn warn(&self, problem: impl Into<String>, remedy: impl Into<String>) {
         let note = self.note(problem.into(), remedy.into());
         self.notes.warnings.borrow_mut().push(note);
@@ -120,7 +120,7 @@ impl<'a> Field<'a> {
         Note { mark: self.node.mark, field, problem, remedy, replacement: None }
     }
 
-    /// The value as it is quoted in messages.
+    /// Returns the value as quoted in messages.
     pub(crate) fn shown(&self) -> String {
         match &self.node.value {
             Value::Null => "nothing".to_owned(),
@@ -134,7 +134,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The same for a URL, without the user and password that it may have: messages go to logs.
+    /// As [`Self::shown`], for a URL: without user and password, because messages are logged.
     pub(crate) fn shown_url(&self) -> String {
         let shown = self.shown();
         let Some((scheme, rest)) = shown.split_once("://") else { return shown };
@@ -145,7 +145,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A text.
+    /// Reads a text.
     pub(crate) fn text(&self) -> Option<&'a str> {
         let shown = self.shown();
         match &self.node.value {
@@ -165,7 +165,7 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// A boolean.
+    /// Reads a boolean.
     pub(crate) fn flag(&self) -> Option<bool> {
         if let Value::Boolean(value) = &self.node.value {
             return Some(*value);
@@ -174,13 +174,13 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// The line where the value begins.
+    /// Returns the first line of the value.
     pub(crate) fn line(&self) -> u32 {
         self.node.mark.line
     }
 
-    /// A text that is written like one: numbers and booleans count as their spelling.
-    /// For what ends in an argument or an environment, where all is text.
+    /// Reads a scalar as text: numbers and booleans as written. For arguments and environment variables, which
+    /// are texts.
     pub(crate) fn spelling(&self) -> Option<String> {
         let text = match &self.node.value {
             Value::Number(text) => text.clone(),
@@ -194,7 +194,7 @@ impl<'a> Field<'a> {
         Some(text)
     }
 
-    /// A text that a parser accepts; otherwise the problem is "`text` is not …".
+    /// Reads a text with a parser; on failure the problem is "`text` is not …".
     pub(crate) fn parsed<T>(
         &self,
         parse: impl FnOnce(&str) -> Option<T>,
@@ -209,7 +209,7 @@ impl<'a> Field<'a> {
         parsed
     }
 
-    /// The text of a scalar; nothing is noted of other values.
+    /// Returns the text of a scalar; records no problem for other values.
     pub(crate) fn plain_text(&self) -> Option<&'a str> {
         match &self.node.value {
             Value::Text(text) => Some(text),
@@ -217,7 +217,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A whole number within bounds.
+    /// Reads an integer within bounds.
     pub(crate) fn number(&self, least: u32, most: u32) -> Option<u32> {
         let shown = self.shown();
         let bounds = format!("use a number from {least} to {most}");
@@ -239,7 +239,7 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// A whole number of 64 bits.
+    /// Reads a 64-bit integer.
     pub(crate) fn integer(&self) -> Option<i64> {
         let number = match &self.node.value {
             Value::Number(text) => whole(text),
@@ -252,7 +252,7 @@ impl<'a> Field<'a> {
         number
     }
 
-    /// True or false.
+    /// Reads a boolean.
     pub(crate) fn boolean(&self) -> Option<bool> {
         if let Value::Boolean(value) = self.node.value {
             return Some(value);
@@ -261,7 +261,7 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// A tree that this field's text stands for, with the same path and notes.
+    /// Returns a field for a tree parsed from this field's text, with the same path and diagnostics.
     pub(crate) fn standing_for<'b>(&self, node: &'b Node) -> Field<'b>
     where
         'a: 'b,
@@ -269,13 +269,13 @@ impl<'a> Field<'a> {
         Field { node, path: self.path.clone(), notes: self.notes }
     }
 
-    /// A port.
+    /// Reads a port.
     pub(crate) fn port(&self) -> Option<u16> {
         let port = self.number(1, u32::from(u16::MAX))?;
         u16::try_from(port).ok()
     }
 
-    /// A name: a DNS-1123 subdomain.
+    /// Reads a name: a DNS-1123 subdomain.
     pub(crate) fn name(&self) -> Option<Name> {
         let text = self.text()?;
         let name = Name::new(text).ok();
@@ -294,8 +294,8 @@ impl<'a> Field<'a> {
         name
     }
 
-    /// A name without dots: a DNS-1123 label, as of services and namespaces, which become
-    /// parts of host names.
+    /// Reads a name without dots (a DNS-1123 label), as required for services and namespaces, which are parts
+    /// of host names.
     pub(crate) fn label(&self) -> Option<Name> {
         let name = self.name()?;
         if name.as_str().contains('.') {
@@ -308,7 +308,7 @@ impl<'a> Field<'a> {
         Some(name)
     }
 
-    /// The path of a file; a relative one begins where the document is.
+    /// Reads a file path; relative paths are resolved against the document's folder.
     pub(crate) fn file(&self) -> Option<PathBuf> {
         let text = self.text()?;
         let path = Path::new(text);
@@ -327,7 +327,7 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// One word of a closed list.
+    /// Reads one word of a closed list.
     pub(crate) fn word<T: Clone>(&self, words: &[(&'static str, T)]) -> Option<T> {
         let text = self.text()?;
         if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
@@ -342,7 +342,7 @@ impl<'a> Field<'a> {
         None
     }
 
-    /// A regular expression that a sidecar can compile.
+    /// Reads a regular expression that sidecars can compile.
     pub(crate) fn regex(&self) -> Option<String> {
         let text = self.text()?;
         if let Err(why) = pattern::check(text) {
@@ -355,7 +355,7 @@ impl<'a> Field<'a> {
         Some(text.to_owned())
     }
 
-    /// The elements of a list.
+    /// Reads the elements of a list.
     pub(crate) fn list(&self, most: usize) -> Option<Vec<Self>> {
         let Value::List(list) = &self.node.value else {
             self.refuse(
@@ -376,18 +376,18 @@ impl<'a> Field<'a> {
         Some(list.iter().enumerate().map(element).collect())
     }
 
-    /// What `read` makes of each element; elements with a problem are left out.
+    /// Reads each element of a list with `read`; elements with a problem are omitted.
     pub(crate) fn each<T>(&self, most: usize, read: impl Fn(&Self) -> Option<T>) -> Vec<T> {
         let elements = self.list(most).unwrap_or_default();
         elements.iter().filter_map(read).collect()
     }
 
-    /// The entries of a map with free keys.
+    /// Reads the entries of a map with arbitrary keys.
     pub(crate) fn entries(&self) -> Option<Vec<(&'a str, Self)>> {
         self.entries_or("write a map of names and values")
     }
 
-    /// The same, with the remedy for another value than a map.
+    /// As [`Self::entries`], with a hint for values that are not maps.
     fn entries_or(&self, remedy: &str) -> Option<Vec<(&'a str, Self)>> {
         let Value::Map(map) = &self.node.value else {
             self.refuse(self.not_a_map(), remedy);
@@ -409,7 +409,7 @@ impl<'a> Field<'a> {
         Some(entries)
     }
 
-    /// The key of a map's entry. A number may be a key: its spelling counts.
+    /// Returns the key of a map entry. A number is accepted as written.
     fn key(&self, key: &'a Node) -> Option<&'a str> {
         match &key.value {
             Value::Text(text) | Value::Number(text) => Some(text),
@@ -423,19 +423,19 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A map from texts to texts, such as labels.
+    /// Reads a map from texts to texts, such as labels.
     pub(crate) fn texts(&self) -> BTreeMap<String, String> {
         let entries = self.entries_or("write a map, such as {key: value}").unwrap_or_default();
         let pair = |(key, field): (&str, Self)| Some((key.to_owned(), field.text()?.to_owned()));
         entries.into_iter().filter_map(pair).collect()
     }
 
-    /// The fields of a map; an unknown key is a problem.
+    /// Reads the fields of a map; an unknown key is a problem.
     pub(crate) fn fields(&self, known: &[&'static str]) -> Option<Fields<'a>> {
         self.fields_such_as(known, &[])
     }
 
-    /// The same, with examples of maps in the place of a scalar.
+    /// As [`Self::fields`], with example maps to propose in place of a scalar.
     pub(crate) fn fields_such_as(
         &self,
         known: &[&'static str],
@@ -450,7 +450,7 @@ impl<'a> Field<'a> {
         Some(fields)
     }
 
-    /// Notes a value in the place of a map with these fields.
+    /// Records a problem: a scalar in place of a map with these fields.
     fn refuse_scalar(&self, known: &[&'static str], examples: &[MapEntries]) {
         let (problem, shown) = (self.not_a_map(), self.shown());
         let remedy = format!("write a map; its fields are {}", all_of(known));
@@ -476,12 +476,12 @@ impl<'a> Field<'a> {
         format!("is {}, not a map", self.shown())
     }
 
-    /// The fields of a map, whatever they are.
+    /// Reads the fields of a map with any keys.
     pub(crate) fn any_fields(&self) -> Option<Fields<'a>> {
         Some(Fields { entries: self.entries_or("write a map of fields")?, here: self.clone() })
     }
 
-    /// A document that is written inside this field, as a text.
+    /// Returns a field for a document embedded in this field as text.
     pub(crate) fn inside<'b>(&'b self, node: &'b Node) -> Field<'b> {
         Field { node, path: self.path.clone(), notes: self.notes }
     }
@@ -491,7 +491,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The path of the entry `key` of the map at `path`.
+/// Returns the path of the entry `key` of the map at `path`.
 pub(crate) fn below(path: &str, key: &str) -> String {
     let key = cut(key);
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
@@ -503,12 +503,12 @@ pub(crate) fn below(path: &str, key: &str) -> String {
 }
 
 impl<'a> Fields<'a> {
-    /// The map itself.
+    /// Returns the map itself.
     pub(crate) fn here(&self) -> &Field<'a> {
         &self.here
     }
 
-    /// Refuses what is not known.
+    /// Rejects unknown keys.
     pub(crate) fn refuse_unknown(&self, known: &[&str]) {
         for (key, field) in &self.entries {
             if !known.contains(key) {
@@ -525,13 +525,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A field, unless it is absent or null.
+    /// Returns a field, or `None` if it is absent or null.
     pub(crate) fn find(&self, key: &str) -> Option<&Field<'a>> {
         let (_, field) = self.entries.iter().find(|(name, _)| *name == key)?;
         (!matches!(field.node.value, Value::Null)).then_some(field)
     }
 
-    /// A field that must be there.
+    /// Returns a required field.
     pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
         let found = self.find(key);
         if found.is_none() {
@@ -541,7 +541,7 @@ impl<'a> Fields<'a> {
         found
     }
 
-    /// The elements that `read` makes of a list, empty when absent.
+    /// Reads each element of a list with `read`; empty if the list is absent.
     pub(crate) fn each<T>(
         &self,
         key: &str,
@@ -552,7 +552,7 @@ impl<'a> Fields<'a> {
         field.map(|f| f.each(most, read)).unwrap_or_default()
     }
 
-    /// Refuses a field that is known and cannot be honoured, if it says anything.
+    /// Rejects a known but unsupported field if it has a value.
     pub(crate) fn unsupported(&self, key: &str, why: &str, remedy: &str) {
         let Some(field) = self.find(key) else { return };
         let says_nothing = match field.value() {
@@ -570,7 +570,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The problem with a field that a reader does not know.
+/// The problem with an unknown field.
 pub const UNKNOWN_FIELD: &str = "is not a field that is known here";
 
 /// Parses an integer of the core schema.
@@ -584,7 +584,7 @@ fn whole(text: &str) -> Option<i64> {
     }
 }
 
-/// The text, cut so that a message stays readable.
+/// Truncates a text for messages.
 fn cut(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARACTERS_MAX) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
@@ -592,7 +592,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// How much of a value is quoted in a message.
+/// Limit of the characters of a value quoted in a message.
 const SHOWN_CHARACTERS_MAX: usize = 80;
-/// The most problems told of one document; the rest shows once these are mended.
+/// Limit of the problems reported per document; the rest appears once these are corrected.
 const PROBLEMS_MAX: usize = 20;

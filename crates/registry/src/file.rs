@@ -1,4 +1,4 @@
-//! The file source: reads files again and again and tells what has changed.
+//! The file source: reads files repeatedly and reports changes.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,70 +14,69 @@ use crate::outline::whereabouts;
 use crate::rejected::{Place, Rejected, Warning};
 use crate::scan::{self, Content, Contents, DirectoryIdentity, FILE_BYTES_MAX, Scan, scan};
 
-/// Facts from files and directories of YAML.
+/// Objects from YAML files and directories.
 ///
-/// The last good state stays, per object: a bad document is refused and the version of its
-/// object that was read from the same file before stays in force. A file that cannot be read,
-/// or is not YAML, keeps all its objects. Absence is not deletion: a given path that is missing, a
-/// link without its target, and an empty directory in the place of another one (an unmounted
-/// share) keep their objects, too. A file is deleted when it is no longer in a directory that
-/// is there. An object that two files define belongs to the one that had it first.
+/// The last good state stays in force, per object: if a document is rejected, the last good version of its
+/// object from the same file stays. A file that cannot be read or parsed keeps all its objects. Absence is not
+/// deletion: a missing path, a dangling link, and an empty directory in place of another one (an unmounted
+/// share) keep their objects. A file counts as deleted if its directory exists and no longer contains it. An
+/// object defined in two files belongs to the first file that defined it.
 #[derive(Debug)]
 pub struct FileSource {
     paths: Vec<PathBuf>,
     files: BTreeMap<PathBuf, Vec<Held>>,
-    /// The files that may be in the middle of being written.
+    /// Files that may be partially written.
     doubts: BTreeMap<PathBuf, Doubt>,
-    /// The directories as they were when they had entries.
+    /// The identities of directories that have had entries.
     directories: BTreeMap<PathBuf, DirectoryIdentity>,
-    /// The time of the next reading while something is missing: a mount causes no event.
+    /// The time of the next reading while a path is missing: a mount causes no event.
     missing_again_at: Option<Instant>,
-    /// What was reported, and the file that it came from.
+    /// The reported objects and their files.
     reported: BTreeMap<ObjectKey, (Object, PathBuf)>,
 }
 
-/// What a reading of all files brought.
+/// The result of reading all files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Update {
-    /// The differences to what was reported before: removals, then the new and the changed.
+    /// The changes since the last report: removals first, then additions and updates.
     pub changes: Vec<Change>,
-    /// All that is refused as things stand, not only what is newly so.
+    /// All current rejections, including those reported before.
     pub rejected: Vec<Rejected>,
-    /// All that is odd as things stand.
+    /// All current warnings.
     pub warnings: Vec<Warning>,
-    /// How many objects are in force.
+    /// The number of objects in force.
     pub objects: usize,
-    /// The places of the objects in force, where they are read from files.
+    /// The file locations of the objects in force.
     pub locations: Vec<Located>,
-    /// When the first event of the file system came that led to this, if one did.
+    /// The time of the first file system event that caused this reading, if any.
     pub noticed: Option<Instant>,
 }
 
 impl Update {
-    /// The refusals that leave it open what the `MeshConfig` of the mesh is, as of a first
-    /// reading: nothing better is known then, and what is assumed without one is permissive.
+    /// Returns the rejections that may hide the mesh's `MeshConfig` on a first reading: there is no previous
+    /// state then, and the default is permissive.
     pub fn mesh_config_in_doubt(&self) -> impl Iterator<Item = &Rejected> {
         let known = self.changes.iter().any(|c| matches!(c, Change::Upsert(Object::MeshConfig(_))));
         self.rejected.iter().filter(move |rejected| match rejected.at.kind.as_deref() {
             Some(kind) => kinds::means_mesh_config(kind),
-            // A whole file, or a document that does not say what it is.
+            // A whole file, or a document without a kind.
             None => !known,
         })
     }
 }
 
-/// Where an object in force was read.
+/// The location of an object in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
     /// The object.
     pub key: ObjectKey,
-    /// Its file.
+    /// The file.
     pub file: PathBuf,
-    /// The line where its document begins; as of the reading that was good.
+    /// The first line of its document, in the last good reading.
     pub line: u32,
 }
 
-/// A good document of a file.
+/// A valid document of a file.
 #[derive(Debug, Clone)]
 struct Held {
     key: ObjectKey,
@@ -86,14 +85,14 @@ struct Held {
     warnings: Vec<Warning>,
 }
 
-/// A file that lost objects and looks as if somebody was in the middle of writing it.
+/// A file that lost objects and is possibly being written.
 #[derive(Debug)]
 struct Doubt {
-    /// What was read.
+    /// The text as read.
     text: String,
-    /// When that was read first.
+    /// The time at which this text was first read.
     since: Instant,
-    /// When the doubt began.
+    /// The time at which the file became uncertain.
     began: Instant,
 }
 
@@ -106,14 +105,14 @@ impl Doubt {
         }
     }
 
-    /// When the file is taken at its word.
+    /// Returns the time at which the content is accepted as it is.
     fn ends(&self) -> Instant {
         (self.since + DOUBT_STEADY).min(self.began + DOUBT_MAX)
     }
 }
 
-/// Reads the documents of a text: the objects with the lines where their documents begin, and
-/// what is refused. An object that is defined twice is refused the second time.
+/// Reads the documents of a text. Returns the objects with the first lines of their documents, and the
+/// rejections. The second definition of an object is rejected.
 #[must_use]
 pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<Rejected>) {
     let reading = FileReading::of(name, text, &[]);
@@ -122,7 +121,7 @@ pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<Rejected>) {
 }
 
 impl FileSource {
-    /// A source of these files and directories. Nothing is read yet.
+    /// Creates a source for these files and directories, without reading them.
     #[must_use]
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self {
@@ -135,37 +134,36 @@ impl FileSource {
         }
     }
 
-    /// The files of a path, as a source finds them.
+    /// Returns the files of a path that a source would read.
     #[must_use]
     pub fn files(path: &Path) -> Vec<PathBuf> {
         scan(&[path.to_owned()], Contents::Skip).files.into_keys().collect()
     }
 
-    /// Reads everything now and tells the differences to what was reported before. Every file is
-    /// taken at its word.
+    /// Reads everything now and returns the changes since the last report. Every file is accepted as it is.
     pub fn reload(&mut self) -> Update {
         let scan = scan(&self.paths, Contents::Read);
         self.apply(scan, None)
     }
 
-    /// As [`FileSource::reload`], but what is gone from a file that reads as empty or cut, as in
-    /// the middle of being written, is kept until another reading finds it unchanged.
+    /// As [`FileSource::reload`], but a file that is empty or truncated, and so possibly being written, keeps
+    /// its objects until another reading finds it unchanged.
     pub(crate) fn reload_warily(&mut self, now: Instant) -> Update {
         let scan = scan(&self.paths, Contents::Read);
         self.apply(scan, Some(now))
     }
 
-    /// When to read again, whether or not anything seems to have changed.
+    /// Returns the time of the next reading that is due regardless of events.
     pub(crate) fn again_at(&self) -> Option<Instant> {
         self.doubts.values().map(Doubt::ends).chain(self.missing_again_at).min()
     }
 
-    /// The objects in force.
+    /// Returns the objects in force.
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
         self.reported.values().map(|(object, _)| object)
     }
 
-    /// Where the objects in force were read.
+    /// Returns the locations of the objects in force.
     #[must_use]
     pub fn locations(&self) -> Vec<Located> {
         let located = |(key, (_, file)): (&ObjectKey, &(Object, PathBuf))| {
@@ -178,7 +176,7 @@ impl FileSource {
         self.reported.iter().filter_map(located).collect()
     }
 
-    /// What is odd about the objects in force taken together, with their places.
+    /// Returns the warnings about the objects in force as a whole, with locations.
     #[must_use]
     pub fn lint(&self) -> Vec<Warning> {
         let objects: Vec<Object> = self.objects().cloned().collect();
@@ -200,7 +198,7 @@ impl FileSource {
         warnings
     }
 
-    /// The paths that are read.
+    /// Returns the paths of this source.
     pub(crate) fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
@@ -210,7 +208,7 @@ impl FileSource {
         held.iter().find(|held| held.key == *key)
     }
 
-    /// Takes in what was read, warily if it is known when.
+    /// Applies a scan; `wary` is the time of the reading if incomplete files are kept back.
     fn apply(&mut self, mut scan: Scan, wary: Option<Instant>) -> Update {
         self.keep_replaced(&mut scan);
         for link in std::mem::take(&mut scan.dangling) {
@@ -245,7 +243,7 @@ impl FileSource {
                     rejected.push(refusal);
                     previous
                 }
-                // It was in the list a moment ago; the next reading decides.
+                // It was listed a moment ago; the next reading decides.
                 Content::Absent => {
                     scan.missing = true;
                     previous
@@ -253,7 +251,7 @@ impl FileSource {
             };
             self.files.insert(path, held);
         }
-        // What cannot be listed at the moment is not known to be gone.
+        // Files in a directory that cannot be listed at the moment are kept.
         let unknown = |path: &PathBuf| scan.unknown.iter().any(|place| path.starts_with(place));
         let kept = before.into_iter().filter(|(path, _)| unknown(path));
         self.files.extend(kept);
@@ -267,8 +265,8 @@ impl FileSource {
         Update { changes, rejected, warnings, objects, locations, noticed: None }
     }
 
-    /// Keeps the objects of a directory that another, empty one has replaced: a share that is not
-    /// mounted, or a checkout that has just begun.
+    /// Keeps the objects of a directory that was replaced by an empty one: an unmounted share, or a checkout in
+    /// progress.
     fn keep_replaced(&mut self, scan: &mut Scan) {
         let mut replaced = Vec::new();
         for (path, listed) in &scan.directories {
@@ -297,7 +295,7 @@ impl FileSource {
         self.files.keys().any(|file| file.starts_with(directory))
     }
 
-    /// One definition of each object; the others are refused.
+    /// Selects one definition of each object and rejects the others.
     fn elect(
         &self,
         rejected: &mut Vec<Rejected>,
@@ -338,7 +336,7 @@ impl FileSource {
     }
 }
 
-/// The documents that a file has now; none when it cannot be read.
+/// Returns the documents currently in a file; none if it cannot be read.
 fn written(file: &Path) -> Vec<Node> {
     match scan::read(file, &mut FILE_BYTES_MAX.clone()) {
         Content::Text(text) => documents(&text).unwrap_or_default(),
@@ -346,7 +344,7 @@ fn written(file: &Path) -> Vec<Node> {
     }
 }
 
-/// What became of one file.
+/// The result of reading one file.
 struct FileReading {
     held: Vec<Held>,
     rejected: Vec<Rejected>,
@@ -407,7 +405,7 @@ impl FileReading {
         }
     }
 
-    /// Keeps the last good version of what the refused documents may be meant to be.
+    /// Keeps the last good version of the objects that rejected documents may define.
     fn keep(&mut self, previous: &[Held], bad: &[Identity]) {
         if bad.is_empty() {
             return;
@@ -420,13 +418,13 @@ impl FileReading {
     }
 }
 
-/// What was held before and is not any more.
+/// Returns the objects that were held before and no longer are.
 fn lost(previous: &[Held], held: &[Held]) -> Vec<Held> {
     let keys: BTreeSet<&ObjectKey> = held.iter().map(|held| &held.key).collect();
     previous.iter().filter(|held| !keys.contains(&held.key)).cloned().collect()
 }
 
-/// Whether a text may be the beginning of a longer one that is being written.
+/// True if the text may be the beginning of a longer text that is being written.
 fn looks_unfinished(text: &str) -> bool {
     text.trim().is_empty() || !text.ends_with('\n')
 }
@@ -459,13 +457,13 @@ fn differences(
     removals.chain(upserts).collect()
 }
 
-/// The lines of fields, of files that are read once more: the line of each field is not kept.
+/// The lines of fields. Files are read again for it, because field lines are not kept.
 #[derive(Debug, Default)]
 pub struct FieldLines(BTreeMap<PathBuf, Vec<Node>>);
 
 impl FieldLines {
-    /// The line of a field of the document that begins in a line of a file; of a field that is not written, the line of
-    /// the one that would have it. Reads the file.
+    /// Returns the line of a field in the document that begins at this line of a file; for an absent field, the
+    /// line of its parent. Reads the file.
     pub fn of(&mut self, file: &Path, document: u32, field: &str) -> Option<u32> {
         let documents = self.0.entry(file.to_owned()).or_insert_with(|| written(file));
         let document = documents.iter().find(|found| found.mark.line == document)?;
@@ -473,7 +471,7 @@ impl FieldLines {
     }
 }
 
-/// Adds file and line to warnings that have none: those of the document that defines their object.
+/// Adds file and line to warnings without them: those of the document that defines the object.
 pub fn locate(warnings: &mut [Warning], locations: &[Located]) {
     let places: BTreeMap<String, &Located> =
         locations.iter().map(|located| (subject(&Place::of(&located.key, "")), located)).collect();
@@ -484,23 +482,22 @@ pub fn locate(warnings: &mut [Warning], locations: &[Located]) {
     }
 }
 
-/// The object that a place is about, as text.
+/// Returns the object of a location as text.
 fn subject(place: &Place) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{} {}/{}", part(&place.kind), part(&place.namespace), part(&place.name))
 }
 
-/// Who empties a file to write it anew has done so within this time, and what has not changed
-/// for as long is meant so.
+/// A writer that truncates a file completes it within this time; unchanged content is accepted after it.
 const DOUBT_STEADY: Duration = Duration::from_millis(250);
-/// A file that changes all the time is taken at its word after this time.
+/// A file that keeps changing is accepted as it is after this time.
 const DOUBT_MAX: Duration = Duration::from_millis(600);
-/// The time between two looks for a path that is missing.
+/// The interval between checks for a missing path.
 const MISSING_EVERY: Duration = Duration::from_millis(500);
 const REMEDY_REPLACED: &str = "mount or fill it; until then what was read from it before stays \
      in force (to delete those objects, add a file `none.yaml` with a comment)";
 
-/// What has no effect where the mesh is made of files.
+/// Warns about objects that have no effect in a mesh configured by files.
 fn only_in_clusters(object: &Object) -> Option<Warning> {
     matches!(object, Object::AccessCert(_)).then(|| Warning {
         at: Place::of(&object.key(), "spec.secret"),
@@ -523,7 +520,7 @@ mod tests {
         )
     }
 
-    /// How many objects are in force at each time, in ms, at which a text is read.
+    /// Checks the number of objects in force after each reading, given as (time in ms, text, objects).
     fn check(readings: &[(u64, Option<&str>, usize)]) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");

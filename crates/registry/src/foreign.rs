@@ -1,19 +1,19 @@
-//! Kinds of Kubernetes and of other meshes that are not read, with the kind or command that takes their place.
+//! Unsupported kinds of Kubernetes and other meshes, with the kind or command to use instead.
 
-/// The remedy for a document of a kind that is known and not read.
+/// Returns the hint for a document of a known but unsupported kind.
 pub(crate) fn replacement(kind: &str) -> Option<&'static str> {
     let (_, remedy) = FOREIGN_KINDS.iter().find(|(kinds, _)| kinds.contains(&kind))?;
     Some(remedy)
 }
 
-/// The kind here of a word that other systems have for the same thing.
+/// Returns our kind for another system's term.
 pub(crate) fn synonym(kind: &str) -> Option<&'static str> {
     let is_meant = |words: &&[&str]| words.iter().any(|word| word.eq_ignore_ascii_case(kind));
     let (_, known) = SYNONYMS.iter().find(|(words, _)| is_meant(words))?;
     Some(known)
 }
 
-/// Words of Envoy, Istio, Linkerd, Kuma, Envoy Gateway and the Gateway API, and the kind for each of them.
+/// Terms of Envoy, Istio, Linkerd, Kuma, Envoy Gateway and the Gateway API, with our kinds.
 const SYNONYMS: &[(&[&str], &str)] = &[
     (&["OutlierDetection", "PassiveHealthCheck", "MeshOutlierDetection"], "OutlierRemoval"),
     (
@@ -47,7 +47,7 @@ const SYNONYMS: &[(&[&str], &str)] = &[
     (&["WorkloadEntry", "WorkloadGroup", "ExternalWorkload", "Dataplane"], "Workload"),
 ];
 
-/// Kinds, and the remedy for each of them.
+/// Kinds with their hints.
 const FOREIGN_KINDS: &[(&[&str], &str)] = &[
     (
         &["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob"],

@@ -1,16 +1,16 @@
-//! Literal replacements in hints, each tried before the user sees it.
+//! Literal replacements in hints, each verified before it is reported.
 
 use std::collections::BTreeSet;
 
 use crate::document::{Mark, Node, Value};
 use crate::field::Note;
 
-/// A replacement that a hint spells out.
+/// A replacement proposed by a hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Replacement {
-    /// The same scalar in quotes.
+    /// The same scalar, quoted.
     Quoted,
-    /// The same scalar without quotes.
+    /// The same scalar, unquoted.
     Unquoted,
     /// Another text.
     Text(String),
@@ -18,15 +18,15 @@ pub(crate) enum Replacement {
     Number(String),
     /// Another key for the same value.
     Key(String),
-    /// A map around the scalar, which messages have as `shown`; the first candidate that is accepted is proposed.
+    /// A map around the scalar, which messages quote as `shown`; the first accepted candidate is proposed.
     Map { shown: String, candidates: Vec<MapEntries> },
 }
 
-/// Entries of a map; a value that is absent stands for the scalar that the map replaces.
+/// Entries of a map; an absent value stands for the scalar that the map replaces.
 pub(crate) type MapEntries = Vec<(&'static str, Option<&'static str>)>;
 
-/// The problems of a document, with each literal hint followed once: a hint with a replacement that is
-/// rejected as well gives way to the problem of that replacement. `read` returns the problems of a document.
+/// Applies each literal hint of a document's problems once: if the replacement is rejected as well, the problem
+/// of the replacement is reported instead. `read` returns the problems of a document.
 pub(crate) fn followed(
     node: &Node,
     problems: Vec<Note>,
@@ -53,7 +53,8 @@ pub(crate) fn followed(
     shown
 }
 
-/// The problems that only a misspelled key causes: the key that is missing, and a map around it that has no other.
+/// Selects the problems caused only by a misspelled key: the missing key, and the enclosing map if it has no
+/// other.
 fn explained(
     node: &Node,
     problems: &[Note],
@@ -107,7 +108,7 @@ fn followed_note(
     };
     let mut next: Vec<Note> = read(&changed).into_iter().filter(is_below).collect();
     for note in &mut next {
-        // Maps are tried in the document as it is only.
+        // Maps are tried only in the unmodified document.
         note.replacement.take_if(|it| matches!(it, Replacement::Map { .. }));
     }
     match replacement {
@@ -115,7 +116,7 @@ fn followed_note(
             let remedy = format!("remove it: `{key}` is there as well");
             vec![Note { remedy, replacement: None, ..note }]
         }
-        // The name is right then, and the value is wrong as well.
+        // The name is correct then, and the value is wrong as well.
         Replacement::Key(_) => with_value(note, &path, next),
         _ if next.is_empty() => vec![note],
         Replacement::Quoted => {
@@ -132,7 +133,7 @@ fn followed_note(
     }
 }
 
-/// A note about a misspelled key together with those about its value, by the key that the document has.
+/// Combines the diagnostic of a misspelled key with those of its value, under the key as written.
 fn with_value(mut note: Note, path: &str, next: Vec<Note>) -> Vec<Note> {
     let mut below = Vec::new();
     for mut value in next {
@@ -149,7 +150,7 @@ fn with_value(mut note: Note, path: &str, next: Vec<Note>) -> Vec<Note> {
     below
 }
 
-/// A note about a scalar in the place of a map, with the first map around it that is accepted.
+/// Completes a diagnostic about a scalar in place of a map with the first accepted map.
 fn with_map(
     node: &Node,
     note: Note,
@@ -181,7 +182,7 @@ fn with_map(
     Note { remedy, replacement: None, ..note }
 }
 
-/// The path of a value once a hint about it was followed.
+/// Returns the path of a value after a hint is applied.
 fn path_after(path: &str, replacement: &Replacement) -> String {
     let Replacement::Key(key) = replacement else { return path.to_owned() };
     match parent(path) {
@@ -190,13 +191,13 @@ fn path_after(path: &str, replacement: &Replacement) -> String {
     }
 }
 
-/// The path of the map that an entry is in.
+/// Returns the path of the enclosing map.
 fn parent(path: &str) -> &str {
     let quoted = path.strip_suffix("\"]").and_then(|path| path.rfind("[\""));
     path.get(..quoted.or_else(|| path.rfind('.')).unwrap_or(0)).unwrap_or_default()
 }
 
-/// Follows a hint in a document; false when the path leads nowhere in it.
+/// Applies a hint to a document; false if the path does not exist.
 pub(crate) fn replace(node: &mut Node, path: &str, replacement: &Replacement) -> bool {
     replace_below(node, "", (path, replacement))
 }
@@ -248,9 +249,9 @@ fn replace_scalar(value: &mut Value, replacement: &Replacement) -> bool {
     true
 }
 
-/// The beginning of the problem with a key that is there already.
+/// The start of the problem text for a duplicate key.
 pub(crate) const GIVEN_TWICE: &str = "is given twice";
-/// The most maps that are tried for the hints of one document.
+/// Limit of the maps tried per document.
 const MAPS_TRIED_MAX: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Objects as an API server gives them: JSON becomes the same trees as YAML, for the same readers.
+//! API server objects (JSON) as the same trees as YAML, for the same readers.
 
 use leno_model::Object;
 use serde_json::Value as Json;
@@ -7,26 +7,26 @@ use crate::document::{Mark, Node, Value};
 use crate::kinds::{self, gateway_route::GatewayRoute};
 use crate::rejected::{Rejected, Warning};
 
-/// Reads one object, given whole: `apiVersion`, `kind`, `metadata` and `spec`. Places name the
-/// object and the field; there is no file and no line.
+/// Reads one complete object: `apiVersion`, `kind`, `metadata` and `spec`. Locations contain the object and the
+/// field, but no file and line.
 ///
 /// # Errors
-/// All that is wrong with it; at least one refusal.
+/// All problems of the object; at least one rejection.
 pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<Rejected>> {
     let good = kinds::read(None, &node(object)).outcome?;
     Ok((good.object, good.warnings))
 }
 
-/// Reads a route of the Gateway API, given whole, as gateways have it: what it says of parents is not
-/// looked at, and backends may be anywhere.
+/// Reads a complete Gateway API route of a gateway: its parents are ignored, and backends may be in any
+/// namespace.
 ///
 /// # Errors
-/// All that is wrong with it; at least one refusal.
+/// All problems of the object; at least one rejection.
 pub fn read_gateway_route(object: &Json) -> Result<GatewayRoute, Vec<Rejected>> {
     kinds::read_gateway_route(&node(object))
 }
 
-/// How deep it is has been bounded by the parser that made the value.
+/// The parser of the value has bounded its depth.
 fn node(json: &Json) -> Node {
     let value = match json {
         Json::Null => Value::Null,

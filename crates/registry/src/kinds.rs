@@ -1,4 +1,4 @@
-//! Kinds: which documents are read, and what all of them have in common.
+//! The supported kinds of documents, and the fields that all kinds share.
 
 mod access_cert;
 mod access_policy;
@@ -57,7 +57,7 @@ use crate::hint;
 use crate::rejected::{Place, Rejected, Warning};
 use crate::suggest::{closest, one_of};
 
-/// Reads one document, of a file or of an API server.
+/// Reads one document, from a file or an API server.
 pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
     let notes = Notes::of(file);
     let object = read_object(&Field::root(node, &notes), &notes);
@@ -86,14 +86,14 @@ pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
     Reading { mark: node.mark, identity, outcome }
 }
 
-/// The problems of one document.
+/// Returns the problems of one document.
 pub(crate) fn problems(file: Option<&str>, node: &Node) -> Vec<Note> {
     let notes = Notes::of(file);
     drop(read_object(&Field::root(node, &notes), &notes));
     notes.into_parts().0
 }
 
-/// Reads a route, given whole, as gateways have it.
+/// Reads a complete Gateway API route for a gateway.
 pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Rejected>> {
     let (route, problems) = gateway_route_and_problems(node);
     let refused = !problems.is_empty();
@@ -121,20 +121,20 @@ fn gateway_route_and_problems(node: &Node) -> (Option<GatewayRoute>, Vec<Note>) 
     (route, notes.into_parts().0)
 }
 
-/// What became of a document.
+/// The result of reading a document.
 pub(crate) struct Reading {
     pub(crate) mark: Mark,
     pub(crate) identity: Identity,
     pub(crate) outcome: Result<Good, Vec<Rejected>>,
 }
 
-/// A document that says something.
+/// A valid document.
 pub(crate) struct Good {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<Warning>,
 }
 
-/// What a document says it is, as far as it can be made out, even if nothing else is right.
+/// The declared kind, namespace and name, as far as they are readable in an invalid document.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Identity {
     kind: Option<String>,
@@ -159,13 +159,12 @@ impl Identity {
         Self { namespace, name: text(metadata.and_then(|m| entry(m, "name"))), kind }
     }
 
-    /// Whether a document that could not be read may be meant to be this object: then the
-    /// object's last good version stays.
+    /// True if a rejected document may define this object, so that the object's last good version stays.
     pub(crate) fn may_be(&self, key: &ObjectKey) -> bool {
         let place = Place::of(key, "");
         let actual = place.kind.as_deref().unwrap_or_default();
         let kind_fits = match self.kind.as_deref() {
-            // It may hold the object.
+            // The list may contain the object.
             None => return true,
             Some(written) if written.ends_with(LIST) => return true,
             Some(written) => Kind::meant(written).is_some_and(|kind| kind.word() == actual),
@@ -179,7 +178,7 @@ impl Identity {
             && fits(&self.name, place.name.as_deref())
     }
 
-    /// Where a note about the document points.
+    /// Returns the location of a diagnostic.
     fn place(&self, file: Option<&str>, note: &Note) -> Place {
         Place {
             file: file.map(str::to_owned),
@@ -190,7 +189,7 @@ impl Identity {
         }
     }
 
-    /// What the document says it is, without a file and a line.
+    /// Returns the location of the document without file and line.
     pub(crate) fn document(&self) -> Place {
         Place {
             kind: self.kind.clone(),
@@ -201,19 +200,19 @@ impl Identity {
     }
 }
 
-/// A kind that is read, as API servers name it.
+/// A supported kind, as named by API servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServedKind {
-    /// Its group.
+    /// The API group.
     pub group: &'static str,
-    /// Its name.
+    /// The kind.
     pub kind: &'static str,
-    /// With the group, the versions that are read, the best first.
+    /// The supported versions with the group, in order of preference.
     pub api_versions: &'static [&'static str],
 }
 
-/// The kinds that are read from an API server as they are written. A Workload is not among them,
-/// which is a Pod there, nor a Service, of which the cluster knows more than its author.
+/// Returns the kinds that are read from an API server as written. Excluded are Workload, which is a Pod there,
+/// and Service, which the cluster completes.
 #[must_use]
 pub fn served_kinds() -> Vec<ServedKind> {
     let read = Kind::ALL.iter().filter(|kind| !matches!(kind, Kind::Workload | Kind::Service));
@@ -230,13 +229,14 @@ pub fn served_kinds() -> Vec<ServedKind> {
     read.flat_map(groups).collect()
 }
 
-/// True for the kind `MeshConfig`, also misspelt, and for a list that may hold one; false for a known kind of another mesh.
+/// True for the kind `MeshConfig`, including misspelled, and for a list that may contain one; false for a known
+/// kind of another mesh.
 pub(crate) fn means_mesh_config(word: &str) -> bool {
     let means = || Kind::meant(word) == Some(Kind::MeshConfig);
     word == LIST || (replacement(word).is_none() && means())
 }
 
-/// A kind of document that is read.
+/// A supported kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Workload,
@@ -255,7 +255,7 @@ enum Kind {
     ReferenceGrant,
     AccessPolicy,
     TrafficSplit,
-    /// Of the Gateway API; SMI has a kind of the same name.
+    /// The Gateway API kind; SMI has one of the same name.
     GatewayTcpRoute,
     Ingress(IngressKind),
     Egress,
@@ -324,7 +324,7 @@ impl Kind {
         }
     }
 
-    /// The versions that are read, the best first.
+    /// Returns the supported versions in order of preference.
     const fn api_versions(self) -> &'static [&'static str] {
         match self {
             Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting)
@@ -373,7 +373,7 @@ impl Kind {
         words
     }
 
-    /// The kinds of this name: each has versions of its own.
+    /// Returns the kinds with this name; each has its own versions.
     fn called(word: &str) -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(move |kind| kind.word() == word)
     }
@@ -382,20 +382,20 @@ impl Kind {
         Self::ALL.iter().copied().find(|kind| kind.word() == word)
     }
 
-    /// The kind, or the one that was misspelt.
+    /// Returns the kind, or the closest one if misspelled.
     fn meant(word: &str) -> Option<Self> {
         if OTHER_ROUTES.contains(&word) {
             return None;
         }
         let found = Self::find(word).or_else(|| Self::find(synonym(word)?));
         let found = found.or_else(|| Self::find(closest(word, &Self::words())?));
-        // Guessed generously: what a mesh enforces hangs on it.
+        // A lenient guess, because the mesh's authorization depends on it.
         let mesh = word.to_lowercase().starts_with("mesh");
         found.or_else(|| mesh.then_some(Self::MeshConfig))
     }
 }
 
-/// The metadata that readers use.
+/// The metadata that the readers use.
 struct Head {
     namespace: Name,
     name: Name,
@@ -458,7 +458,7 @@ fn is_list(fields: &Fields<'_>) -> bool {
     matches!(kind, Some(Value::Text(kind)) if kind == LIST)
 }
 
-/// Notes the problems of a list that has no documents as items: the items of other lists are read in its place.
+/// Records the problems of a list without documents as items; the items of other lists are read in their place.
 fn refuse_list(fields: &Fields<'_>) {
     fields.refuse_unknown(LIST_FIELDS);
     if let Some(version) = fields.require("apiVersion") {
@@ -470,7 +470,7 @@ fn refuse_list(fields: &Fields<'_>) {
     }
 }
 
-/// Kind and version; a foreign document gets one remark about them and no others.
+/// Reads kind and version; a document of another system gets one diagnostic about them and no others.
 fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let kind_field = fields.require("kind");
     let version_field = fields.require("apiVersion");
@@ -519,8 +519,8 @@ fn read_head(kind: Kind, metadata: &Field<'_>) -> Option<Head> {
     Some(Head { namespace: namespace?, name: name?, labels })
 }
 
-/// A reference to a service in the same namespace, as Gateway API writes it: `group` and `kind`
-/// say that it is one.
+/// Rejects references to anything but a service in the same namespace, by `group` and `kind` of the Gateway
+/// API.
 fn refuse_other_kinds(fields: &Fields<'_>, group_required: bool) {
     if let Some(group) = fields.find("group")
         && let Some(text) = group.text()
@@ -550,15 +550,15 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
     (!matches!(value.value, Value::Null)).then_some(value)
 }
 
-/// The kind of a list of any objects, and the end of the kind of a list of objects of one kind.
+/// The kind of an untyped list, and the suffix of typed list kinds.
 const LIST: &str = "List";
-/// The namespace of objects that do not say.
+/// The namespace of objects without one.
 const NAMESPACE_DEFAULT: &str = "default";
-/// Kinds of the same families that look like misspelt ones of ours, and are not.
+/// Kinds of the same families that resemble a misspelled kind of ours.
 const OTHER_ROUTES: &[&str] = &["UDPRoute"];
-/// How much of a name or kind is kept to recognise a refused document.
+/// Limit of the characters of a name or kind kept to identify a rejected document.
 const IDENTITY_CHARACTERS_MAX: usize = 253;
-/// What Kubernetes keeps in `metadata`; all but the first three are of no meaning here.
+/// The Kubernetes fields of `metadata`; all but the first three are ignored.
 const METADATA_FIELDS: &[&str] = &[
     "name",
     "namespace",

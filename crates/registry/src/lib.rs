@@ -1,10 +1,10 @@
-//! Where facts come from: files first; readers of foreign rule formats.
+//! Configuration sources: files, and readers of foreign rule formats.
 //!
-//! An object of an API server is read by the same readers with [`read_json`].
+//! [`read_json`] reads objects of an API server with the same readers.
 //!
-//! A document travels `scan` → `document` → `kinds` → `file`, and leaves as a
-//! [`leno_model::Change`]. What cannot be honoured is [`Rejected`] with place, reason and remedy;
-//! nothing is ignored. [`watch`] does so again whenever a file changes.
+//! A document passes `scan` → `document` → `kinds` → `file` and becomes a [`leno_model::Change`]. Unsupported
+//! content is [`Rejected`] with location, reason and hint; no field is ignored silently. [`watch`] repeats this
+//! whenever a file changes.
 
 mod document;
 mod field;

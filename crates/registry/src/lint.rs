@@ -1,4 +1,4 @@
-//! Looks at all objects together: what refers to nothing is probably a slip of the pen.
+//! Warnings about all objects as a whole: a reference to a missing object is probably a mistake.
 
 mod access;
 mod anchoring;
@@ -29,8 +29,8 @@ mod gateway_tcp_route;
 mod service_policy;
 mod traffic_split;
 
-/// What is odd about these objects taken together. Warnings, not refusals: the missing half may
-/// come from elsewhere, or later.
+/// Returns warnings about these objects as a whole. They are not rejections: the missing object may come from
+/// another source, or later.
 #[must_use]
 pub fn lint(objects: &[Object]) -> Vec<Warning> {
     let world = World::of(objects);
@@ -84,7 +84,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
     warnings
 }
 
-/// The objects by what they are referred to by.
+/// The objects, indexed by the names used in references.
 #[derive(Default)]
 struct World<'a> {
     workloads: Vec<&'a Workload>,
@@ -92,12 +92,12 @@ struct World<'a> {
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
-    /// Each `HTTPRoute` and `GRPCRoute`.
+    /// All `HTTPRoute`s and `GRPCRoute`s.
     routes: Vec<&'a HttpRoute>,
     tls_routes: Vec<&'a TlsRoute>,
-    /// What both kinds of routes for requests match.
+    /// The matches of both kinds of request routes.
     matches: repeated::Matches<'a>,
-    /// What of the Gateway API is attached where.
+    /// Gateway API routes with their parents.
     attached: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
     splits: Vec<&'a TrafficSplit>,
     gateway_tcp_routes: Vec<&'a GatewayTcpRoute>,
@@ -105,13 +105,13 @@ struct World<'a> {
     gateways: Vec<&'a Gateway>,
     grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
-    /// What guests are called.
+    /// The names of the external principals.
     guests: BTreeSet<&'a Name>,
-    /// The accounts that some `TrafficTarget` mentions, as source or destination.
+    /// The accounts used as source or destination of a `TrafficTarget`.
     mentioned: BTreeSet<&'a ServiceAccount>,
-    /// What a `TagRoute` is for, and one such.
+    /// The scopes of the `TagRoute`s, with one `TagRoute` for each.
     tag_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
-    /// What a `SermantRouteRule` is for, and the first such by name.
+    /// The scopes of the `SermantRouteRule`s, with the first one by name.
     published: BTreeMap<&'a TagScope, &'a TagRouteName>,
     config: MeshConfig,
     access_policies: Vec<&'a AccessPolicy>,
@@ -119,18 +119,18 @@ struct World<'a> {
     retries: Vec<&'a RetryPolicy>,
 }
 
-/// Where remarks on one object go.
+/// The collector of warnings about one object.
 struct Lint<'a> {
     key: ObjectKey,
     warnings: &'a mut Vec<Warning>,
 }
 
-/// What refers to a service, and perhaps to one of its ports.
+/// A reference to a service, optionally to one of its ports.
 struct Reference<'a> {
     service: &'a ServiceName,
     port: Option<u16>,
     field: String,
-    /// The field below `field` that holds the service's name.
+    /// The field below `field` that contains the service's name.
     name_field: &'static str,
 }
 
@@ -241,7 +241,7 @@ impl<'a> World<'a> {
         }
         for (index, port) in service.ports.iter().enumerate() {
             let serves = |workload: &&Workload| match &port.target {
-                // A workload without listed ports may listen anywhere.
+                // A workload without declared ports may listen on any port.
                 TargetPort::Number(number) => {
                     workload.ports.is_empty() || workload.ports.iter().any(|p| p.port == *number)
                 }
@@ -278,7 +278,7 @@ impl<'a> World<'a> {
         self.lint_backends(0, &route.rule.backends, lint);
     }
 
-    /// Backends in other namespaces that no grant permits.
+    /// Warns about backends in other namespaces without a grant.
     fn lint_grants(
         &self,
         (kind, own, parents): (RouteKind, &Name, &[RouteParent]),
@@ -316,7 +316,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Services that get copies, and are not there, or may not get them.
+    /// Warns about mirror services that do not exist or are not permitted.
     fn lint_mirrors(
         &self,
         (kind, own, parents): (RouteKind, &Name, &[RouteParent]),
@@ -359,11 +359,11 @@ impl<'a> World<'a> {
         }
     }
 
-    /// On a port that a `GRPCRoute` is attached to, an `HTTPRoute` has no say.
+    /// An `HTTPRoute` has no effect on a port with a `GRPCRoute`.
     fn lint_rivals(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
         for (index, parent) in route.parents.iter().enumerate() {
             let meets = |other: &&&HttpRoute| {
-                // Those of another namespace decide for other clients.
+                // Routes of another namespace apply to other clients.
                 other.name.namespace == route.name.namespace
                     && other.parents.iter().any(|other| {
                         let ports = other.port.zip(parent.port);
@@ -472,7 +472,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Two workloads cannot listen in one place, unless each has a network of its own.
+    /// Two workloads cannot listen on one address unless each has its own network.
     fn lint_listeners(&self, warnings: &mut Vec<Warning>) {
         let mut taken: BTreeMap<SocketAddr, &Workload> = BTreeMap::new();
         for workload in &self.workloads {

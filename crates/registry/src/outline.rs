@@ -1,9 +1,9 @@
-//! The outline of a document of any kind: its single values, each with its path, and where a path is.
+//! The outline of a document of any kind: its scalar values with their paths, and the positions of paths.
 
 use crate::document::{Mark, Node, Value, documents_as_written};
 
-/// The single values of the first document of a text, each with its path such as `spec.a[0].b`;
-/// `None` when it is no YAML, or holds nothing.
+/// Returns the scalar values of the first document of a text with their paths, such as `spec.a[0].b`; `None` if
+/// the text is not YAML or is empty.
 #[must_use]
 pub fn outline(text: &str) -> Option<Vec<(String, String)>> {
     let documents = documents_as_written(text).ok()?;
@@ -12,7 +12,7 @@ pub fn outline(text: &str) -> Option<Vec<(String, String)>> {
     (!values.is_empty()).then_some(values)
 }
 
-/// What is read is bounded, and so is how deep it is.
+/// The parser has bounded the size and the depth.
 fn collect(node: &Node, path: String, values: &mut Vec<(String, String)>) {
     match &node.value {
         Value::Null => {}
@@ -34,8 +34,8 @@ fn collect(node: &Node, path: String, values: &mut Vec<(String, String)>) {
     }
 }
 
-/// Where a field is, by its path such as `spec.a[0].b`; of what is not written, where that is which
-/// would hold it.
+/// Returns the position of a field by its path, such as `spec.a[0].b`; for an absent field, the position of its
+/// parent.
 pub(crate) fn whereabouts(document: &Node, path: &str) -> Mark {
     let (mut at, mut node) = (document.mark, document);
     let steps = path.split('.').flat_map(|step| step.split_inclusive(']'));

@@ -1,16 +1,16 @@
-//! Regular expressions: whether a sidecar will be able to compile one.
+//! Validation of regular expressions that sidecars compile.
 
 use regex::RegexBuilder;
 
-/// Checks an expression as it will be used: alone, and wrapped so that it must match in full.
+/// Compiles an expression in both forms in use: alone, and anchored to the full value.
 ///
 /// # Errors
-/// What is wrong with it, in a few words.
+/// A short description of the problem.
 pub(crate) fn check(text: &str) -> Result<(), String> {
     if text.len() > PATTERN_BYTES_MAX {
         return Err(format!("longer than {PATTERN_BYTES_MAX} bytes"));
     }
-    // Alone first: `a)(b` is only an expression inside the parentheses of the wrapped form.
+    // Alone first: `a)(b` is valid only inside the parentheses of the anchored form.
     for form in [text.to_owned(), format!("^(?:{text})$")] {
         RegexBuilder::new(&form)
             .size_limit(COMPILED_BYTES_MAX)
@@ -20,7 +20,7 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The last line of the error, without the drawing above it.
+/// Returns the last line of the error, without the marker drawing.
 fn caption(error: &regex::Error) -> String {
     match error {
         regex::Error::CompiledTooBig(bytes) => {
@@ -34,9 +34,9 @@ fn caption(error: &regex::Error) -> String {
     }
 }
 
-/// The longest expression; a longer one is a mistake or an attack.
+/// Length limit of an expression; a longer one is a mistake or an attack.
 const PATTERN_BYTES_MAX: usize = 4096;
-/// The largest compiled expression; sidecars hold to the same.
+/// Size limit of a compiled expression; the same as in sidecars.
 const COMPILED_BYTES_MAX: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Refusals and warnings: where in which document, what is wrong, and the remedy.
+//! Rejections and warnings: location, problem and hint.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,47 +6,47 @@ use std::fmt;
 use leno_model::ObjectKey;
 use serde::Serialize;
 
-/// A document, or a whole file, that was refused. It prints as
-/// `mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: what is wrong; what to do`.
+/// A rejected document or file. It is displayed as `mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules:
+/// PROBLEM; HINT`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Rejected {
-    /// Where.
+    /// The location.
     #[serde(flatten)]
     pub at: Place,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What to do.
+    /// The hint.
     pub remedy: String,
 }
 
-/// Something accepted that probably does not do what its author wants.
+/// An accepted document that probably does not have the intended effect.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Warning {
-    /// Where.
+    /// The location.
     #[serde(flatten)]
     pub at: Place,
-    /// What is odd.
+    /// The problem.
     pub problem: String,
-    /// What to do.
+    /// The hint.
     pub remedy: String,
 }
 
-/// A place in a document, as far as it is known.
+/// A location in a document, as far as known.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
 pub struct Place {
-    /// The file, or the name that a text was given.
+    /// The file, or the name given to the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// The line, from 1.
+    /// The line, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// The column, from 1, in characters.
+    /// The column in characters, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<u32>,
     /// The document's kind, as written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// The document's namespace; absent for kinds without.
+    /// The document's namespace; absent for cluster-scoped kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// The document's name, as written.
@@ -58,7 +58,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A field of an object whose file is not known.
+    /// Returns the location of a field of an object without a file.
     #[must_use]
     pub fn of(key: &ObjectKey, field: impl Into<String>) -> Self {
         let printed = key.to_string();
@@ -89,10 +89,10 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The number of documents that these problems are in: one document may have several.
+/// Returns the number of documents with these problems; a document may have several.
 #[must_use]
 pub fn rejected_documents(rejected: &[Rejected]) -> usize {
-    // A document without a name is known by its line, as far as it is the only one of its kind there.
+    // A document without kind and name is identified by its position.
     let document = |rejected: &Rejected| {
         let Place { file, line, column, kind, namespace, name, .. } = rejected.at.clone();
         let unnamed = name.is_none() && kind.is_none();
@@ -101,7 +101,7 @@ pub fn rejected_documents(rejected: &[Rejected]) -> usize {
     rejected.iter().map(document).collect::<BTreeSet<_>>().len()
 }
 
-/// What is known of the place, each part followed by a colon, ready to be followed by the problem.
+/// Displays the known parts, each followed by a colon, as a prefix of the problem.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.file {

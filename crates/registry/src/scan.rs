@@ -1,4 +1,4 @@
-//! Finds and reads the files of the given paths, within bounds.
+//! Discovery and reading of the files of the given paths, within bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 
 use crate::rejected::{Place, Rejected, Warning};
 
-/// Finds the files, and reads them when `contents` says so.
+/// Finds the files, and reads them if `contents` requires it.
 pub(crate) fn scan(paths: &[PathBuf], contents: Contents) -> Scan {
     let mut scan = Scan::default();
     for path in paths {
@@ -26,46 +26,46 @@ pub(crate) fn scan(paths: &[PathBuf], contents: Contents) -> Scan {
     scan
 }
 
-/// Whether to read what is found.
+/// Indicates whether file contents are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contents {
     Read,
     Skip,
 }
 
-/// What is there.
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
-    /// The files, each once however many paths lead to it.
+    /// The files, each once even if several paths lead to it.
     pub(crate) files: BTreeMap<PathBuf, Content>,
-    /// The directories that were listed.
+    /// The listed directories.
     pub(crate) directories: BTreeMap<PathBuf, Listed>,
-    /// The symbolic links in them, also those that lead to a missing target.
+    /// The symbolic links in them, including dangling ones.
     pub(crate) links: BTreeSet<PathBuf>,
-    /// Links of other names that lead to a missing target.
+    /// Dangling links with other names.
     pub(crate) dangling: Vec<PathBuf>,
-    /// Places among the unknown ones that may appear without an event, as a mount does.
+    /// True if an unknown path may appear without an event, as a mount does.
     pub(crate) missing: bool,
-    /// Places of which it is unknown what they hold: what they held stays.
+    /// Paths with unknown content; their previous objects stay.
     pub(crate) unknown: Vec<PathBuf>,
-    /// What could not be found or listed.
+    /// The paths that do not exist or cannot be listed.
     pub(crate) rejected: Vec<Rejected>,
-    /// Files that are left out because of their names.
+    /// Warnings about files skipped because of their names.
     pub(crate) warnings: Vec<Warning>,
-    /// What was visited, by canonical path.
+    /// The visited canonical paths.
     visited: BTreeSet<PathBuf>,
 }
 
-/// A directory that was listed.
+/// A listed directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub(crate) identity: DirectoryIdentity,
-    /// No entry, hidden ones aside: an unmounted mount point, or a checkout that has just begun.
+    /// True without entries other than hidden ones: an unmounted mount point, or a checkout in progress.
     pub(crate) is_empty: bool,
 }
 
-/// Distinguishes a directory from another one that has taken its path. File systems give the
-/// number of a deleted directory to the next one, hence the time of creation.
+/// Distinguishes a directory from a later one at the same path. File systems reuse inode numbers, so the
+/// creation time is included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DirectoryIdentity {
     device: u64,
@@ -80,12 +80,12 @@ impl DirectoryIdentity {
     }
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Debug)]
 pub(crate) enum Content {
     Text(String),
     Unreadable(Rejected),
-    /// It was deleted or replaced since it was listed, or its content was not requested.
+    /// Deleted or replaced since it was listed, or content not requested.
     Absent,
 }
 
@@ -98,7 +98,7 @@ impl Scan {
                 self.unknown.push(path.to_owned());
                 self.reject(path, "is not a regular file", "name a file or a directory");
             }
-            // A missing path is not a deletion: a share is not mounted, or a checkout is replaced.
+            // A missing path is not a deletion: a share may be unmounted, or a checkout replaced.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.reject_missing(path, "does not exist", REMEDY_MISSING);
             }
@@ -122,8 +122,8 @@ impl Scan {
         self.files.insert(path.to_owned(), Content::Absent);
     }
 
-    /// Adds what the directory holds: YAML files, and directories below it. Hidden entries are
-    /// passed over: editors and Kubernetes keep other states of the same files there.
+    /// Adds the YAML files and subdirectories of a directory. Hidden entries are skipped: editors and
+    /// Kubernetes keep other versions of the same files there.
     fn add_directory(&mut self, directory: &Path, depth: usize) {
         let canonical = match fs::canonicalize(directory) {
             Ok(canonical) => canonical,
@@ -159,7 +159,7 @@ impl Scan {
                 Ok(metadata) if metadata.is_dir() => self.add_directory(&path, depth + 1),
                 Ok(metadata) if metadata.is_file() && is_yaml(&path) => self.add_file(&path),
                 Ok(metadata) if metadata.is_file() => self.warn_of_name(&path),
-                // The event of its replacement by a file has the files read once more.
+                // The event of its replacement by a file triggers another reading.
                 Ok(_) if is_yaml(&path) => {
                     self.unknown.push(path.clone());
                     self.reject(&path, "is not a regular file", REMEDY_SPECIAL);
@@ -175,7 +175,7 @@ impl Scan {
         }
     }
 
-    /// Warns of a file that would be read under its name in lower case, as `kubectl` does.
+    /// Warns about a file name that would be read in lower case, as by `kubectl`.
     fn warn_of_name(&mut self, path: &Path) {
         let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
         if is_yaml(&lower) {
@@ -188,11 +188,11 @@ impl Scan {
         }
     }
 
-    /// A link is there, and its target is missing: the link is what a deletion would remove.
+    /// The link exists, but its target is missing: a deletion would remove the link.
     fn add_dangling(&mut self, path: &Path) {
         match is_yaml(path) {
             true => self.reject_dangling(path),
-            // It is of concern if it was the link of a directory.
+            // Relevant if it linked to a directory.
             false => self.dangling.push(path.to_owned()),
         }
     }
@@ -201,7 +201,7 @@ impl Scan {
         self.reject_missing(path, "is a link to a missing target", REMEDY_DANGLING);
     }
 
-    /// Something was there a moment ago: the event of its end has the files read once more.
+    /// The entry existed a moment ago: its deletion event triggers another reading.
     fn vanished(&mut self, path: &Path) {
         self.unknown.push(path.to_owned());
         self.missing = true;
@@ -223,13 +223,13 @@ impl Scan {
     }
 }
 
-/// Whether the name says that a file of a directory is to be read.
+/// True if a file with this name is read from a directory.
 pub(crate) fn is_yaml(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     matches!(extension, Some("yaml" | "yml" | "json"))
 }
 
-/// The entries that are not hidden, in order of name.
+/// Returns the entries that are not hidden, sorted by name.
 fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -276,7 +276,7 @@ pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> Content {
     }
 }
 
-/// Opens a file for reading. Another kind of file in its place is an error: the open of a pipe would wait for a writer, and
+/// Opens a regular file for reading. Other file types are an error: opening a pipe would wait for a writer, and
 /// a device may have no end.
 fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
@@ -307,15 +307,15 @@ const REMEDY_DANGLING: &str =
     "create the target or delete the link; until then what was read from it before stays in force";
 const REMEDY_SPECIAL: &str =
     "replace it by a file, or delete it; until then what was read from it before stays in force";
-/// The largest file.
+/// Size limit of a file.
 pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;
-/// The most bytes of all files together.
+/// Limit of the bytes of all files together.
 const LOAD_BYTES_MAX: u64 = 64 << 20;
-/// The most files.
+/// Limit of files.
 const FILES_MAX: usize = 4096;
-/// The most directories; each is watched.
+/// Limit of directories; each is watched.
 const DIRECTORIES_MAX: usize = 1024;
-/// The deepest directory below a given one.
+/// Limit of the directory depth below a given path.
 const DEPTH_MAX: usize = 16;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The closest known word to a misspelt one.
+//! The closest known word to a misspelled one.
 
-/// The known word that is a slip of the finger away from `word`, if there is one.
+/// Returns the known word within a typo's distance of `word`.
 #[must_use]
 pub fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     if word.is_empty() || word.len() > WORD_BYTES_MAX {
@@ -13,7 +13,7 @@ pub fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|candidate| {
             let candidate_lower = candidate.to_lowercase();
             if given.len() >= BEGINNING_CHARACTERS_MIN && candidate_lower.starts_with(&word) {
-                // Cut short, hence a better guess than any slip.
+                // A truncated word is a better guess than a typo.
                 return (0, *candidate);
             }
             let target: Vec<char> = candidate_lower.chars().collect();
@@ -24,7 +24,7 @@ pub fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// The known words in a row: ``one of `a`, `b` or `c` ``.
+/// Lists the known words: ``one of `a`, `b` or `c` ``.
 pub(crate) fn one_of(known: &[&str]) -> String {
     match known {
         [] => "nothing".to_owned(),
@@ -33,7 +33,7 @@ pub(crate) fn one_of(known: &[&str]) -> String {
     }
 }
 
-/// The known words in a row: `` `a`, `b` and `c` ``.
+/// Lists the known words: `` `a`, `b` and `c` ``.
 pub(crate) fn all_of(known: &[&str]) -> String {
     match known {
         [] | [_] => one_of(known),
@@ -41,7 +41,7 @@ pub(crate) fn all_of(known: &[&str]) -> String {
     }
 }
 
-/// The insertions, deletions, replacements and swaps of neighbours from one word to the other.
+/// Returns the edit distance: insertions, deletions, replacements and swaps of neighbors.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for (i, from) in a.iter().enumerate() {
@@ -60,9 +60,9 @@ fn distance(a: &[char], b: &[char]) -> usize {
     rows[a.len()][b.len()]
 }
 
-/// From here on a beginning counts as the word.
+/// The minimum length at which a prefix matches.
 const BEGINNING_CHARACTERS_MIN: usize = 3;
-/// Longer words are not misspelt field names.
+/// Longer words are not misspelled field names.
 const WORD_BYTES_MAX: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Watches files and reads them again when something changed.
+//! File watching: reads files again when they change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -18,15 +18,14 @@ use tokio::time::{Instant, timeout_at};
 use crate::file::{FileSource, Update};
 use crate::scan::{Contents, DirectoryIdentity, is_yaml, scan};
 
-/// Reads the source now and whenever something changed, and sends what came of it.
+/// Reads the source now and after every change, and sends the updates.
 ///
-/// The first update is always sent; later ones when they change objects or what is refused, and
-/// always when they were asked for with `demand`. Changes within a short quiet time count once.
-/// Ends when the receiver of the updates is dropped. Where the system cannot watch, the files
-/// are read at short intervals instead.
+/// The first update is always sent; later ones if objects or rejections change, and always on `demand`. Changes
+/// within a short quiet period are combined. Ends when the receiver of the updates is dropped. If the system
+/// cannot watch, files are read at short intervals instead.
 ///
 /// # Errors
-/// [`WatchError`] when the reader itself failed; the state of the mesh stays as it is.
+/// [`WatchError`] if the reader failed; the state of the mesh is unchanged.
 pub async fn watch(
     source: FileSource,
     updates: Sender<Update>,
@@ -43,7 +42,7 @@ pub async fn watch(
         (turn, update) = spawn_blocking(move || turn.take(now)).await.map_err(WatchError)?;
         update.noticed = noticed;
         if turn.watches.found_new {
-            // Something may have changed between the reading and the watching.
+            // A file may have changed between the reading and the watching.
             wake.notify_one();
         }
         let news = !update.changes.is_empty()
@@ -62,7 +61,7 @@ pub async fn watch(
         (asked, noticed) = tokio::select! {
             () = updates.closed() => return Ok(()),
             () = demand.notified() => (true, None),
-            // What is read again because it was in doubt was noticed when it came into doubt.
+            // The noticed time of an uncertain file is the time at which it became uncertain.
             first = quiet(&wake, patience) => (false, first.map(Instant::into_std).or(noticed)),
             () = replaced(Arc::clone(&turn.watches.identities)) => (false, None),
         };
@@ -74,8 +73,8 @@ pub async fn watch(
 #[error("the file reader failed; the last valid state stays in use, restart to watch again")]
 pub struct WatchError(#[source] tokio::task::JoinError);
 
-/// Waits for a change, and then until nothing has changed for a while; says when it began. Gives
-/// up at `patience`.
+/// Waits for a change, and then for a quiet period; returns the time of the first change. Times out at
+/// `patience`.
 async fn quiet(wake: &Notify, patience: Option<Instant>) -> Option<Instant> {
     match patience {
         Some(until) if timeout_at(until, wake.notified()).await.is_err() => return None,
@@ -92,8 +91,7 @@ async fn quiet(wake: &Notify, patience: Option<Instant>) -> Option<Instant> {
     }
 }
 
-/// Returns when a watched directory is not the same any more. A file system that is mounted or
-/// unmounted causes no event.
+/// Returns when a watched directory is replaced. Mounting and unmounting cause no events.
 async fn replaced(identities: Identities) {
     loop {
         tokio::time::sleep(IDENTITIES_EVERY).await;
@@ -107,14 +105,14 @@ async fn replaced(identities: Identities) {
     }
 }
 
-/// A source and what is watched for it.
+/// A source and its watches.
 struct Turn {
     source: FileSource,
     watches: Watches,
 }
 
 impl Turn {
-    /// Watches, then reads: what changes in between is seen.
+    /// Watches first, then reads, so that changes in between are noticed.
     fn take(mut self, now: Instant) -> (Self, Update) {
         self.watches.arm(self.source.paths());
         let update = self.source.reload_warily(now.into_std());
@@ -123,28 +121,28 @@ impl Turn {
     }
 }
 
-/// The directories that are watched. Never files: a file that is saved by renaming is another.
+/// The watched directories. Files are not watched: saving by rename replaces them.
 struct Watches {
     watcher: Option<RecommendedWatcher>,
     interest: Arc<Mutex<Interest>>,
     armed: BTreeSet<PathBuf>,
-    /// Set by an arming that found new directories, or other ones under a known path.
+    /// True if the last arming found new or replaced directories.
     found_new: bool,
-    /// Whether some directory cannot be watched.
+    /// True if a directory cannot be watched.
     blind: bool,
-    /// The directories as they were when the files were read.
+    /// The directory identities at the time of the reading.
     identities: Identities,
 }
 
 /// Watched directories, and their identities.
 type Identities = Arc<BTreeMap<PathBuf, Option<DirectoryIdentity>>>;
 
-/// Which events matter.
+/// The relevant events.
 #[derive(Debug, Default)]
 struct Interest {
-    /// Directories of which everything matters.
+    /// Directories in which every event is relevant.
     directories: BTreeSet<PathBuf>,
-    /// Paths that matter in directories of which nothing else does.
+    /// Relevant paths in other directories.
     paths: BTreeSet<PathBuf>,
 }
 
@@ -172,7 +170,7 @@ impl Watches {
         }
     }
 
-    /// Watches what there is to watch now; true when some of it is new.
+    /// Updates the watches; returns true if some are new.
     fn arm(&mut self, paths: &[PathBuf]) -> bool {
         let (interest, places) = Interest::of(paths);
         *self.interest.lock().unwrap_or_else(PoisonError::into_inner) = interest;
@@ -184,12 +182,12 @@ impl Watches {
             return false;
         };
         for place in self.armed.difference(&places) {
-            // It is usually gone, and its watch with it.
+            // It is usually gone, together with its watch.
             watcher.unwatch(place).ok();
         }
         let mut blind = false;
         for place in &places {
-            // Again each time: a directory may have been replaced by another of the same name.
+            // Repeated each time: a directory may have been replaced by another of the same name.
             match watcher.watch(place, RecursiveMode::NonRecursive) {
                 Ok(()) => {}
                 Err(error) if is_absence(&error) => {}
@@ -208,7 +206,7 @@ impl Watches {
 }
 
 impl Interest {
-    /// What matters for these paths, and the directories to watch for it.
+    /// Returns the relevant events for these paths, and the directories to watch.
     fn of(paths: &[PathBuf]) -> (Self, BTreeSet<PathBuf>) {
         let mut way = Way::default();
         for path in paths {
@@ -218,7 +216,7 @@ impl Interest {
         for link in &found.links {
             way.follow(link);
         }
-        // One path for each directory: the system reports events under the one that was last added.
+        // One path per directory: the system reports events under the one added last.
         let directories = found.directories.keys().filter_map(|path| fs::canonicalize(path).ok());
         let interest = Self { directories: directories.collect(), paths: way.steps };
         let mut places = way.places;
@@ -228,7 +226,7 @@ impl Interest {
 
     fn matters(&self, event: &notify::Event) -> bool {
         match event.kind {
-            // Reading is not changing, and we read ourselves.
+            // Read events are ignored, since we read ourselves.
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
             EventKind::Access(_) => return false,
             _ => {}
@@ -239,7 +237,7 @@ impl Interest {
         );
         let inside = |path: &PathBuf| {
             let listed = path.parent().is_some_and(|dir| self.directories.contains(dir));
-            // What is written into a file of another kind, such as a log, does not matter.
+            // Writes to other files, such as logs, are irrelevant.
             listed && (!content || is_yaml(path))
         };
         let matters = |path: &PathBuf| {
@@ -249,12 +247,12 @@ impl Interest {
     }
 }
 
-/// The way from the root to given paths, through every link on it.
+/// The resolution of paths from the root, through every link.
 #[derive(Debug, Default)]
 struct Way {
-    /// Each entry that the resolution of a path passes, and the first one that is missing.
+    /// Each entry on the path, and the first missing one.
     steps: BTreeSet<PathBuf>,
-    /// The directories in which these entries are.
+    /// The directories that contain these entries.
     places: BTreeSet<PathBuf>,
 }
 
@@ -280,7 +278,7 @@ impl Way {
                     at = step;
                     continue;
                 }
-                // The nearest directory sees the rest of the way come into being.
+                // The nearest directory reports the creation of the rest.
                 Err(_) => return,
             };
             links += 1;
@@ -295,14 +293,14 @@ impl Way {
     }
 }
 
-/// The names of a path, the last one first.
+/// Returns the components of a path in reverse order.
 fn reversed(path: &Path) -> Vec<OsString> {
     let names =
         path.components().rev().filter(|c| !matches!(c, Component::RootDir | Component::CurDir));
     names.map(|component| component.as_os_str().to_owned()).collect()
 }
 
-/// Whether a directory could not be watched because it is not there (any more).
+/// True if a directory could not be watched because it does not exist.
 fn is_absence(error: &notify::Error) -> bool {
     match &error.kind {
         notify::ErrorKind::PathNotFound | notify::ErrorKind::WatchNotFound => true,
@@ -311,15 +309,15 @@ fn is_absence(error: &notify::Error) -> bool {
     }
 }
 
-/// An editor's write and rename are further apart than this only by accident.
+/// Editors rarely write and rename at a longer interval.
 const QUIET_TIME: Duration = Duration::from_millis(50);
-/// Somebody who writes all the time is not waited for any longer.
+/// The limit of the wait for a process that writes continuously.
 const QUIET_TIME_MAX: Duration = Duration::from_millis(250);
-/// How often files are read that cannot be watched.
+/// The polling interval for files that cannot be watched.
 const POLL_EVERY: Duration = Duration::from_millis(500);
-/// The time between two comparisons of the identities of watched directories.
+/// The interval between checks of the identities of watched directories.
 const IDENTITIES_EVERY: Duration = Duration::from_secs(2);
-/// The most links on the way to one file, as for the system itself.
+/// Limit of links on a path, as in the kernel.
 const LINKS_MAX: usize = 40;
 
 #[cfg(test)]
@@ -348,7 +346,7 @@ mod tests {
             (created, "/etc/mesh/below", true),
             (created, "/etc/mesh", true),
             (wrote, "/tmp/one.yaml", true),
-            // Our own reading, and what others do beside our files.
+            // Our own reads, and unrelated events next to our files.
             (opened, "/etc/mesh/a.yaml", false),
             (was_read, "/etc/mesh/a.yaml", false),
             (wrote, "/etc/mesh/app.log", false),

@@ -1,41 +1,41 @@
-//! Points of metrics and records of logs, read from what a collector prints of them.
+//! Parsers of metric points and log records printed by a collector.
 
-/// A point of a metric as a collector saw it.
+/// A metric point received by a collector.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CollectedPoint {
     /// `service.instance.id`.
     pub workload: String,
-    /// Its name and labels, as `/metrics` has them.
+    /// Its name and labels, as in `/metrics`.
     pub series: String,
     /// `Sum`, `Gauge` or `Histogram`.
     pub kind: String,
-    /// Of the metric.
+    /// The unit of the metric.
     pub unit: String,
     /// The value, or the count of a histogram.
     pub value: f64,
-    /// All that was printed of it.
+    /// Its complete printed text.
     pub text: String,
 }
 
-/// A record of a log as a collector saw it.
+/// A log record received by a collector.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CollectedRecord {
     /// `service.instance.id`.
     pub workload: String,
-    /// Such as `INFO`.
+    /// The severity, such as `INFO`.
     pub severity: String,
-    /// The line.
+    /// The log line.
     pub body: String,
-    /// 32 digits, or nothing.
+    /// 32 hexadecimal digits, or empty.
     pub trace: String,
-    /// 16 digits, or nothing.
+    /// 16 hexadecimal digits, or empty.
     pub span: String,
-    /// All that was printed of it, attributes included.
+    /// Its complete printed text, including attributes.
     pub text: String,
 }
 
 impl CollectedRecord {
-    /// The value of an attribute, as the collector prints it, such as `Str(GET)`.
+    /// Returns the value of an attribute as printed, such as `Str(GET)`.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
         let start = format!("-> {name}: ");
@@ -43,7 +43,7 @@ impl CollectedRecord {
     }
 }
 
-/// All points, in the order in which they came.
+/// Returns all points in order of arrival.
 pub(super) fn points(printed: &str) -> Vec<CollectedPoint> {
     let mut points = Vec::new();
     for resource in resources(printed, "ResourceMetrics #") {
@@ -67,7 +67,7 @@ pub(super) fn points(printed: &str) -> Vec<CollectedPoint> {
     points
 }
 
-/// All records, in the order in which they came.
+/// Returns all log records in order of arrival.
 pub(super) fn records(printed: &str) -> Vec<CollectedRecord> {
     let mut records = Vec::new();
     for resource in resources(printed, "ResourceLog #") {
@@ -87,9 +87,9 @@ pub(super) fn records(printed: &str) -> Vec<CollectedRecord> {
     records
 }
 
-/// What is printed of each resource of a signal, and nothing of the next one, whatever its signal.
+/// Returns the text printed for each resource of a signal, up to the next entry of any signal.
 ///
-/// Lines come one by one: a resource of which the end of its entry is not there yet is none.
+/// Lines arrive one at a time: a resource with an incomplete entry is skipped.
 pub(super) fn resources<'a>(printed: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
     let whole = printed.rsplit_once(END).map_or("", |(whole, _)| whole);
     whole.split(start).skip(1).map(|resource| {
@@ -99,7 +99,7 @@ pub(super) fn resources<'a>(printed: &'a str, start: &'a str) -> impl Iterator<I
     })
 }
 
-/// What an entry of a collector's own log ends with: its fields.
+/// The start of the fields at the end of a collector's log entry.
 const END: &str = "\n\t{\"otelcol.";
 
 fn workload(resource: &str) -> String {
@@ -107,12 +107,12 @@ fn workload(resource: &str) -> String {
     found.trim_end_matches(')').to_owned()
 }
 
-/// What stands behind this in the first line that begins with it.
+/// Returns the rest of the first line with this prefix.
 fn text(block: &str, start: &str) -> Option<String> {
     block.lines().find_map(|line| Some(line.trim_start().strip_prefix(start)?.trim().to_owned()))
 }
 
-/// The attributes of a point between braces.
+/// Returns the attributes of a point in braces.
 fn labels(block: &str) -> String {
     let attributes = block.split("Data point attributes:").nth(1).unwrap_or_default();
     let lines = attributes.lines().skip(1).map_while(|line| line.trim().strip_prefix("-> "));

@@ -1,4 +1,4 @@
-//! Certificates for clients outside the mesh, in Secrets of a real API server, with the rights that are installed.
+//! Certificates for external principals in Secrets of a real API server, with the installed permissions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::server::{Server, run};
 
-/// A control plane that keeps Secrets in `shop`, as the account that is installed.
+/// A control plane that writes Secrets in `shop` with the installed account.
 struct Control {
     authority: watch::Sender<Arc<Authority>>,
     directory: TempDir,
@@ -101,14 +101,14 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
             assert!(secret["data"][key].as_str().is_some_and(|text| !text.is_empty()), "{key}");
         }
 
-        // Another authority signs: at once there is another certificate.
+        // Another authority signs: the certificate is replaced immediately.
         control.authority.send_replace(Arc::new(made(&control.directory, "second")));
         let again = server.until((SECRETS, Some("shop"), "batch-tls"), |it| {
             it["data"]["ca.crt"] != secret["data"]["ca.crt"]
         });
         assert_ne!(again.await["data"]["tls.key"], secret["data"]["tls.key"]);
 
-        // Where it may not, it says so; and what somebody else made stays as it is.
+        // Missing permission is reported, and a Secret of another owner is not changed.
         server.apply(CERTS, Some("other"), "a", cert("a.corp.example", ("other", "a"))).await;
         let said = server.until((CERTS, Some("other"), "a"), |it| current(it) == "error").await;
         let reason = said["status"]["reason"].as_str().unwrap();
@@ -120,7 +120,7 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         assert!(reason.contains("was not made for the AccessCert shop/b"), "{reason}");
         assert_eq!(server.read(SECRETS, "shop", "theirs").await["data"], json!({"a": "Yg=="}));
 
-        // Renamed, and then gone.
+        // The Secret is renamed, then deleted.
         server
             .apply(CERTS, Some("shop"), "batch", cert("batch.corp.example", ("shop", "new-tls")))
             .await;
@@ -131,9 +131,9 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         server.delete(CERTS, Some("shop"), "batch").await;
         server.until((SECRETS, Some("shop"), "new-tls"), Value::is_null).await;
 
-        // What is listed no more is a right no more.
+        // A namespace that is no longer listed loses its permission.
         withdraw(&server.client().await, &[].into(), |_| ()).await.unwrap();
-        // Who may what the API server learns a moment later.
+        // Permission changes take effect in the API server with a short delay.
         let secrets: Api<Secret> = Api::namespaced(server.client_as(ACCOUNT).await, "shop");
         let deadline = Instant::now() + PATIENCE;
         while secrets.get_opt("theirs").await.is_ok() {

@@ -1,4 +1,4 @@
-//! What `leno check --kubernetes` finds, one thing after another put right.
+//! Findings of `leno check --kubernetes`, corrected one by one.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::installed::{install, options, program};
 use crate::server::{Server, run};
 
-/// What is found of one subject: its verdict, and its words.
+/// Returns verdict and text of the finding about a subject.
 async fn found(server: &Server, subject: &str) -> (&'static str, String) {
     let all = examine(&server.client().await, None).await.unwrap();
     let finding = all.into_iter().find(|it| it.subject == subject).unwrap().finding;
@@ -29,7 +29,7 @@ async fn assert_found(server: &Server, subject: &str, expected: (&str, &str)) {
     assert!(text.contains(expected.1), "{subject}: {text}");
 }
 
-/// A certificate that is valid for some days, as PEM.
+/// Returns a PEM certificate that is valid for some days.
 fn certificate(days: u64) -> String {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["mesh".to_owned()]).unwrap();
@@ -165,7 +165,7 @@ fn what_ends_soon_is_told() {
             assert_found(&server, "authority", authority).await;
             assert_found(&server, ROOTS, roots).await;
         }
-        // An intermediate of somebody else lives short, and is renewed.
+        // An external intermediate is short-lived and renewed.
         let encoded = STANDARD.encode(certificate(20));
         let secret = json!({"data": {"tls.crt": encoded, "ca.pem": null}});
         server.apply("v1/Secret", Some("mesh"), "leno-authority", secret).await;
@@ -189,7 +189,7 @@ fn a_webhook_that_cannot_be_asked_is_told() {
     });
 }
 
-/// Requirement 6 of issue 27: the installation as it is, against the one that `leno install` makes.
+/// Compares the existing objects with those of `leno install`.
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
 fn objects_that_differ_from_the_installation_are_reported() {

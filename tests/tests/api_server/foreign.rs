@@ -1,4 +1,4 @@
-//! The settings of another mesh in the cluster, and what is said beside objects.
+//! Settings of another mesh in the cluster, and events about its objects.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ fn the_settings_of_osm_are_followed() {
         world.until("a first picture", |world| world.updates == 1).await;
         assert_eq!(settings(&world), None);
         server.define(OSM).await;
-        // An object in another namespace, made before.
+        // An older object in another namespace.
         server.namespace("shop").await;
         let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
         let open = json!({"spec": {"traffic": open}});

@@ -1,4 +1,4 @@
-//! Gateways: what is told of them, what is said, and what runs for them, on the API's own kinds.
+//! Gateways with the API's real kinds: configuration, statuses and created objects.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -49,7 +49,7 @@ fn a_gateway_is_told_said_and_made() {
         let Serves::Https(listeners) = &told.ports[1].serves else { panic!("{told:?}") };
         assert_eq!(listeners[0].certificates[0].chain, chain);
         assert_eq!(listeners[0].hosts[0].rules[0].backends[0].service.to_string(), "shop/listed");
-        // Only now somebody leads there.
+        // A route references the Service only now.
         cluster.until("the endpoint", |all| all.iter().any(is_endpoint)).await;
 
         let said = server.until((GATEWAY, Some("shop"), "edge"), |it| {
@@ -87,7 +87,7 @@ fn a_gateway_is_told_said_and_made() {
         let features = class.await["status"]["supportedFeatures"].clone();
         assert!(features.as_array().unwrap().contains(&json!({"name": "HTTPRoute"})));
 
-        // A listener less is a port less, of the Service too; without its key it is not served.
+        // Removing a listener removes its port, from the Service too; a listener without its key is not served.
         server.delete("v1/Secret", Some("shop"), "cert").await;
         cluster.gateway("one port", |gateway| gateway.ports.len() == 1).await;
         let one = |it: &Value| it["spec"]["ports"].as_array().is_some_and(|all| all.len() == 1);
@@ -99,7 +99,7 @@ fn a_gateway_is_told_said_and_made() {
     });
 }
 
-/// A control plane, as far as gateways are concerned, and what it was told.
+/// The gateway part of a control plane, and the updates that it received.
 struct Cluster {
     objects: BTreeMap<ObjectKey, Object>,
     queue: mpsc::Receiver<Update>,
@@ -176,7 +176,7 @@ fn is_endpoint(object: &&Object) -> bool {
     matches!(object, Object::Workload(it) if !it.sidecar && it.address.to_string() == "10.9.0.7")
 }
 
-/// A service whose endpoints somebody lists.
+/// Creates a service with manually listed endpoints.
 async fn listed(server: &Server) {
     let service = json!({"spec": {"ports": [{"port": 80, "protocol": "TCP"}]}});
     server.apply("v1/Service", Some("shop"), "listed", service).await;
@@ -209,7 +209,7 @@ fn route() -> Value {
     }})
 }
 
-/// A certificate that nobody signed, and its key.
+/// Returns a self-signed certificate and its key.
 fn pair() -> (String, String) {
     let directory = tempfile::tempdir().unwrap();
     let (chain, key) = (directory.path().join("tls.crt"), directory.path().join("tls.key"));
@@ -222,7 +222,7 @@ fn pair() -> (String, String) {
     (read(chain), read(key))
 }
 
-/// Whether a condition of an object has a reason.
+/// True if a condition of an object has this reason.
 fn is_said(object: &Value, condition: &str, reason: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     let is_it = |it: &Value| it["type"] == condition && it["reason"] == reason;

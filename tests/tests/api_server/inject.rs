@@ -1,4 +1,4 @@
-//! `leno inject` beside a cluster: what counts for the webhook counts for it too.
+//! `leno inject` with a cluster: the same settings apply as for the webhook.
 
 use kube::config::Kubeconfig;
 use leno_kubernetes::install::{NodeNetwork, Options};
@@ -43,7 +43,7 @@ fn what_the_webhook_knows_the_cluster_is_asked_for() {
         assert!(written.contains("leno.dev/intercept"), "{written}");
         assert!(!written.contains("NET_ADMIN"), "{written}");
 
-        // Whoever may read the mesh and not the namespace hears of that one.
+        // A user that may read the mesh but not the namespace gets an error about the namespace.
         let role = "rbac.authorization.k8s.io/v1/ClusterRole";
         let rules = json!({"rules": [
             {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]},

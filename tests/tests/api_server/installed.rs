@@ -1,4 +1,4 @@
-//! What is installed, on an API server that is real.
+//! The installation on a real API server.
 
 use leno_kubernetes::install::{Options, apply, manifests};
 use leno_model::TrustDomain;
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use crate::server::{Server, run};
 
-/// What `leno install` is told, in a namespace of its own.
+/// Returns the options of `leno install` in a separate namespace.
 pub(crate) fn options() -> Options {
     let domain = TrustDomain::new("cluster.local").unwrap();
     Options { namespace: "mesh".to_owned(), ..Options::new("leno:test".to_owned(), domain) }
 }
 
-/// Installs, without waiting for pods, which nobody starts here; what was done with each object.
+/// Installs without waiting for Pods, since none start here. Returns the action for each object.
 pub(crate) async fn install(server: &Server, options: &Options) -> Vec<(String, &'static str)> {
     let mut steps = Vec::new();
     let client = server.client().await;
@@ -21,14 +21,14 @@ pub(crate) async fn install(server: &Server, options: &Options) -> Vec<(String, 
     steps
 }
 
-/// Runs the program against the server: what it said, and on standard error.
+/// Runs the program against the server; returns its standard output and standard error.
 pub(crate) fn program(server: &Server, words: &[&str]) -> (String, String) {
     let done = leno().args(words).env("KUBECONFIG", server.kubeconfig()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&done.stdout), text(&done.stderr))
 }
 
-/// The arguments of the control plane.
+/// Returns the arguments of the control plane.
 async fn arguments(server: &Server) -> Value {
     let found = server.read("apps/v1/Deployment", "mesh", "leno-control").await;
     found["spec"]["template"]["spec"]["containers"][0]["args"].clone()
@@ -47,7 +47,7 @@ fn kinds_of_another_mesh_stay_as_they_are() {
             let steps = install(&server, &with_smi).await;
             let done = |name: &str| steps.iter().find(|(it, _)| it.ends_with(name)).unwrap().1;
             assert_eq!(done(name), "is there already");
-            // Those that were installed with the mesh are brought up to date with it.
+            // Definitions installed with the mesh are upgraded with it.
             assert_eq!(done("httproutegroups.specs.smi-spec.io"), "applied");
         }
         let after = server.find(DEFINITIONS, None, name).await.unwrap();
@@ -63,7 +63,7 @@ fn installing_again_keeps_the_options_of_before() {
         let server = Server::start().await;
         let again = |more: &[&str]| {
             let words = ["install", "-n", "mesh", "--apply", "--timeout", "1s"];
-            // Nobody starts its pods here, so that it gives up after a second.
+            // No kubelet starts its Pods here, so it times out after a second.
             program(&server, &[&words[..], more].concat()).1
         };
         let first = again(&["--gateways", "--replicas", "3"]);

@@ -1,4 +1,4 @@
-//! An authority that cert-manager makes and renews, by its own controllers, as the documentation has it.
+//! An intermediate authority issued and renewed by real cert-manager controllers, as documented.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
         }
         let after = mesh.signed(&server).await;
         let next = text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
-        // Whoever has heard of it, and whoever has not yet.
+        // Members with the old and the new roots.
         for roots in [root, next] {
             for chain in [&before, &after] {
                 mesh.assert_verified(&roots, chain);
@@ -93,7 +93,7 @@ fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
     });
 }
 
-/// cert-manager, and a ClusterIssuer with a root that it made: how companies have their own authority there.
+/// Starts cert-manager and a ClusterIssuer with a generated root, the usual form of a company's authority.
 async fn company(server: &Server) -> Program {
     server.install("cert-manager.sh");
     for namespace in ["cert-manager", "leno-system", "ingress", "shop"] {
@@ -115,14 +115,14 @@ async fn company(server: &Server) -> Program {
     controllers
 }
 
-/// The Certificate that the documentation shows.
+/// Returns the Certificate from the documentation.
 fn documented() -> Value {
     let mut blocks = include_str!("../../../docs/kubernetes.md").split("```");
     let certificate = blocks.find(|block| block.contains("\nkind: Certificate\n")).unwrap();
     serde_saphyr::from_str(certificate.strip_prefix("yaml\n").unwrap()).unwrap()
 }
 
-/// The one that it describes for an ingress controller.
+/// Returns the documented Certificate for an ingress controller.
 fn client() -> Value {
     json!({"metadata": {"name": "leno-client", "namespace": "ingress"}, "spec": {
         "uris": ["spiffe://cluster.local/ns/ingress/sa/nginx"],
@@ -132,7 +132,7 @@ fn client() -> Value {
     }})
 }
 
-/// Opens the port of the application to that controller.
+/// Opens the application's port to that controller.
 fn opening(port: u16) -> Value {
     let backend = json!({
         "name": "web",
@@ -143,7 +143,7 @@ fn opening(port: u16) -> Value {
     json!({"spec": {"backends": [backend], "sources": [source]}})
 }
 
-/// Has cert-manager make a certificate; the Secret that it is in then.
+/// Creates a Certificate and returns its Secret once cert-manager has issued it.
 async fn made(server: &Server, certificate: Value) -> Value {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (metadata, spec) = (&certificate["metadata"], &certificate["spec"]);
@@ -159,7 +159,7 @@ async fn made(server: &Server, certificate: Value) -> Value {
     server.read(SECRET, &namespace, &secret).await
 }
 
-/// Has cert-manager renew a certificate, in the way of `cmctl renew`.
+/// Renews a certificate as `cmctl renew` does.
 async fn renew(server: &Server, namespace: &str, name: &str) {
     let before = server.read(SECRET, namespace, name).await;
     let certificate = server.read(CERTIFICATE, namespace, name).await;
@@ -171,20 +171,20 @@ async fn renew(server: &Server, namespace: &str, name: &str) {
     server.until((SECRET, Some(namespace), name), is_another).await;
 }
 
-/// Whom members trust, as the cluster is told.
+/// Returns the roots that members trust, as published in the cluster.
 async fn roots(server: &Server) -> String {
     let map = ("v1/ConfigMap", Some("leno-system"), "leno-roots");
     let told = server.until(map, |it| it["data"]["roots.pem"].is_string()).await;
     told["data"]["roots.pem"].as_str().unwrap().to_owned()
 }
 
-/// What is in a Secret.
+/// Returns a value of a Secret.
 fn text(secret: &Value, key: &str) -> String {
     let bytes = STANDARD.decode(secret["data"][key].as_str().unwrap()).unwrap();
     String::from_utf8(bytes).unwrap()
 }
 
-/// A control plane of the cluster, in a namespace.
+/// Starts a control plane of the cluster, in a namespace.
 fn control(server: &Server, namespace: &str, port: u16, data: &Path) -> Program {
     let listen = format!("127.0.0.1:{port}");
     let mut command = leno();
@@ -194,7 +194,7 @@ fn control(server: &Server, namespace: &str, port: u16, data: &Path) -> Program 
     Program::start("leno control", &mut command)
 }
 
-/// A control plane, and the sidecar of the pod `shop/web-1`.
+/// A control plane, and the sidecar of the Pod `shop/web-1`.
 struct Mesh {
     directory: TempDir,
     _programs: [Program; 2],
@@ -221,8 +221,7 @@ impl Mesh {
         Self { directory, _programs: [sidecar, control] }
     }
 
-    /// The certificate of the sidecar and what leads from it to a root, once the authority that is in the Secret
-    /// has signed it.
+    /// Returns the certificate chain of the sidecar once the authority in the Secret has signed it.
     async fn signed(&self, server: &Server) -> String {
         let held = self.directory.path().join("sidecar/credential.pem");
         let by_it = |secret: &Value| {
@@ -239,7 +238,7 @@ impl Mesh {
         path
     }
 
-    /// Asks somebody else's verifier.
+    /// Verifies a chain with openssl, an independent verifier.
     fn assert_verified(&self, roots: &str, chain: &str) {
         let (roots, chain) = (self.file("roots.pem", roots), self.file("chain.pem", chain));
         let mut openssl = Command::new("openssl");
@@ -248,7 +247,7 @@ impl Mesh {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
-    /// Where the sidecar takes connections for the application.
+    /// Returns the sidecar's inbound port for the application.
     fn door(&self) -> u16 {
         let data = self.directory.path().join("control");
         let look = || {
@@ -261,7 +260,7 @@ impl Mesh {
         eventually("the sidecar has a door", PATIENCE, look).0
     }
 
-    /// What the application answers to somebody outside the mesh with such a certificate.
+    /// Returns the application's response to an external client with such a certificate.
     fn asked(&self, door: u16, client: &Value) -> String {
         let file = |key: &str| self.file(key, &text(client, key));
         let url = format!("https://web.shop.cluster.local:{door}/");
@@ -273,7 +272,7 @@ impl Mesh {
     }
 }
 
-/// A token of the pod's own account, as its node has one made.
+/// Returns a token of the Pod's own account, as issued for the kubelet.
 async fn token(server: &Server) -> String {
     let pod = server.read("v1/Pod", "shop", "web-1").await;
     let bound = json!({

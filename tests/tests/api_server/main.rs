@@ -1,4 +1,4 @@
-//! Facts from an API server that is real, without nodes: objects come, change and go.
+//! Configuration from a real API server without nodes: objects are created, changed and deleted.
 
 #![allow(
     clippy::unwrap_used,
@@ -124,7 +124,7 @@ fn kinds_come_later_and_their_last_good_objects_stay() {
         world.until("no refusal", |world| world.rejected.is_empty()).await;
         server.delete(DEFINITIONS, None, "httproutegroups.specs.smi-spec.io").await;
         world.until("nothing of it", |world| !world.objects.contains_key(&group("g"))).await;
-        // And once more: the kind is looked for again.
+        // And once more: the kind is discovered again.
         server.define(GROUPS).await;
         server.apply(GROUPS, Some("shop"), "h", spec("/c")).await;
         world.until("the kind again", |world| world.objects.contains_key(&group("h"))).await;

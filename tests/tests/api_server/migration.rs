@@ -1,4 +1,4 @@
-//! What of the rules of another mesh in a cluster would be kept.
+//! Supported rules of another mesh in a cluster.
 
 use leno_tests::leno;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What the API server refuses by itself, and what it does while nobody answers the webhook.
+//! Admission policies of the API server, and its behavior while the webhook does not respond.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::installed::{install, options};
 use crate::server::{Server, run};
 use leno_kubernetes::install::Options;
 
-/// Waits until a policy that was just made is in force in a namespace, and what it says then.
+/// Waits until a new policy is in force in a namespace, and returns its message.
 async fn refused_in(
     server: &Server,
     namespace: &str,
@@ -18,7 +18,7 @@ async fn refused_in(
             Err(said) => return said,
             Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
         }
-        // What was wrong before may stay as it is.
+        // An object that was invalid before may stay invalid.
         server.delete(kind, Some(namespace), name).await;
     }
     panic!("{kind} {name} is accepted in {namespace}")
@@ -28,7 +28,7 @@ async fn refused(server: &Server, kind: &str, name: &str, spec: &Value) -> Strin
     refused_in(server, "shop", (kind, name), spec).await
 }
 
-/// A namespace with a label.
+/// Creates a namespace with a label.
 async fn labelled(server: &Server, name: &str, label: &str) {
     let labels = json!({"metadata": {"labels": {label: "a-word"}}});
     server.apply("v1/Namespace", None, name, labels).await;
@@ -59,7 +59,7 @@ fn rules_that_can_mean_nothing_are_refused_early() {
         assert!(said.contains("spec.backends: is empty"), "{said}");
         let right = json!({"spec": {"backends": backends, "sources": sources}});
         server.offer(BACKENDS, Some("shop"), "b", right).await.unwrap();
-        // Another mesh may mean something by what Leno does not: that is warned of.
+        // Rules that another mesh supports and Leno does not are a warning.
         let ports = json!([{"number": 5432, "protocol": "tcp"}]);
         let wide = json!({"spec": {"hosts": ["db.example"], "ports": ports}});
         server.offer(EGRESSES, Some("shop"), "e", wide).await.unwrap();
@@ -93,7 +93,7 @@ fn namespaces_outside_the_mesh_are_left_alone() {
         for name in ["ours", "osm", "fsm"] {
             let said = refused_in(&server, name, (BACKENDS, "b"), &nobody).await;
             assert!(said.contains("spec.sources: is empty"), "{said}");
-            // Whoever warns may be heard of later than who refuses.
+            // The warning policy may take effect later than the rejecting one.
             let mut looks = 0..LOOKS_MAX;
             while !server
                 .warnings(EGRESSES, name, "e")
@@ -140,7 +140,7 @@ fn without_a_control_plane_only_pods_that_ask_for_sidecars_wait() {
         for (namespace, labels) in [("shop", injection("disabled")), ("other", json!({}))] {
             server.offer("v1/Pod", Some(namespace), "free", pod(labels)).await.unwrap();
         }
-        // The way out of an emergency, as it is documented.
+        // The documented procedure for emergencies.
         server.delete(WEBHOOKS, None, "sidecar-injector.leno.dev").await;
         for _ in 0..LOOKS_MAX {
             if server.offer("v1/Pod", Some("shop"), "late", pod(json!({}))).await.is_ok() {
@@ -152,7 +152,7 @@ fn without_a_control_plane_only_pods_that_ask_for_sidecars_wait() {
     });
 }
 
-/// A pod as the webhook leaves it.
+/// Returns a Pod as modified by the webhook.
 fn with_sidecar() -> Value {
     let image = "registry.example.org/leno:0.1.0";
     json!({
@@ -213,7 +213,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
             let said = server.offer("v1/Pod", Some("shop"), "bad", pod).await.unwrap_err();
             assert!(said.contains(message), "{pointer}: {said}");
         }
-        // The test may update the MeshConfig, and so it may label namespaces.
+        // The test may update the MeshConfig, hence label namespaces.
         let ignored = json!({"metadata": {"labels": {
             "leno.dev/injection": "enabled", "leno.dev/ignore": "true",
         }}});
@@ -221,7 +221,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
     });
 }
 
-/// Until the API server knows of the webhook.
+/// Creates Pods until the API server uses the webhook; returns the rejection.
 async fn refused_pod(server: &Server, namespace: &str, pod: Value) -> String {
     for index in 0..LOOKS_MAX {
         let name = format!("p{index}");

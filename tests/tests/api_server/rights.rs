@@ -1,4 +1,4 @@
-//! What a control plane keeps in its own namespace, with the rights that are installed and no others.
+//! State of a control plane in its own namespace, with only the installed permissions.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
@@ -23,7 +23,7 @@ fn domain() -> TrustDomain {
     TrustDomain::new("cluster.local").unwrap()
 }
 
-/// The authority, once the API server knows what its account may.
+/// Returns the authority once the API server has applied the account's permissions.
 async fn established(authority: &mut SharedAuthority) -> AuthoritySource {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -63,7 +63,7 @@ fn the_authority_is_made_followed_and_changed() {
         let made =
             server.until((SECRETS, Some("mesh"), "leno-authority"), |it| !it.is_null()).await;
         server.until((MAPS, Some("mesh"), "leno-roots"), |it| roots(it) == 1).await;
-        // Changed in one replica, it goes to the Secret, and from there to the other one.
+        // A change in one replica is written to the Secret, and from there to the other replica.
         let rotation = |name| Rotation::of(&directory.path().join(name), domain());
         rotation("one").add(SystemTime::now()).unwrap();
         server

@@ -1,5 +1,5 @@
-//! The rules (CEL) in the schemas of our kinds, as a real API server evaluates them: each refuses, in its words,
-//! what breaks it alone, and takes what does not.
+//! The CEL rules in the schemas of our kinds, evaluated by a real API server: each rejects documents that
+//! violate only it, with its message, and accepts others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use crate::server::{Server, run};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Rule {
     kind: String,
-    /// Where in `spec`, with `[]` for the elements of lists.
+    /// The path in `spec`, with `[]` for list elements.
     at: String,
     message: String,
 }
 
-/// All rules of a schema and of what is in it.
+/// Collects all rules of a schema and its nested schemas.
 fn collect(kind: &str, at: &str, schema: &Value, found: &mut BTreeSet<Rule>) {
     for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
         let message = rule["message"].as_str().unwrap().to_owned();
@@ -35,7 +35,7 @@ fn collect(kind: &str, at: &str, schema: &Value, found: &mut BTreeSet<Rule>) {
     }
 }
 
-/// The rules of all kinds of ours, and whether the objects of each kind have a namespace.
+/// Returns the rules of all our kinds, and for each kind if it is namespaced.
 fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
     let (mut rules, mut scopes) = (BTreeSet::new(), BTreeMap::new());
     for definition in manifests(&options()) {
@@ -45,7 +45,7 @@ fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
         let spec = &definition["spec"];
         let kind = spec["names"]["kind"].as_str().unwrap();
         let schema = &spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
-        // What a rule beside `spec` would be about no example here could show.
+        // No example here could cover a rule outside `spec`.
         assert!(spec["versions"][0]["schema"]["openAPIV3Schema"].get(VALIDATIONS).is_none());
         let mut elsewhere = BTreeSet::new();
         collect(kind, "", &schema["status"], &mut elsewhere);
@@ -56,7 +56,7 @@ fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
     (rules, scopes)
 }
 
-/// Whether something stands at a place, with `[]` for any element of a list.
+/// True if the path has a value, with `[]` for any list element.
 fn has(value: &Value, at: &str) -> bool {
     let Some(rest) = at.strip_prefix('.') else {
         let Some(rest) = at.strip_prefix("[]") else { return !value.is_null() };
@@ -75,7 +75,7 @@ fn text<'a>(example: &'a Value, key: &str) -> &'a str {
     example[key].as_str().unwrap()
 }
 
-/// The rules that an example of each kind is refused by, and one is taken beside.
+/// Returns the rules that reject an example, with an accepted example for the same path.
 fn shown(examples: &BTreeMap<String, Value>) -> BTreeSet<Rule> {
     let mut shown = BTreeSet::new();
     for (kind, all) in examples {

@@ -1,4 +1,4 @@
-//! etcd and an API server of one test, and what is written there.
+//! etcd and an API server for one test, with functions to write objects.
 
 use std::fs;
 use std::future::Future;
@@ -22,11 +22,11 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
     runtime.block_on(test);
 }
 
-/// etcd and an API server, gone when dropped.
+/// etcd and an API server, stopped when dropped.
 pub(crate) struct Server {
     directory: TempDir,
     admin: Client,
-    /// The API server that was started again.
+    /// The restarted API server.
     again: Option<Child>,
 }
 
@@ -44,17 +44,17 @@ impl Server {
         client(&self.kubeconfig(), None).await
     }
 
-    /// Where programs find the API server.
+    /// Returns the kubeconfig file for programs.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig")
     }
 
-    /// A client that is somebody else.
+    /// Returns a client that impersonates a user.
     pub(crate) async fn client_as(&self, user: &str) -> Client {
         client(&self.directory.path().join("kubeconfig"), Some(user)).await
     }
 
-    /// Kills the API server and starts it again, on the same port and the same etcd.
+    /// Kills the API server and restarts it on the same port with the same etcd.
     pub(crate) async fn restart(&mut self) {
         let at = |name: &str| self.directory.path().join(name);
         let id: u32 = fs::read_to_string(at("apiserver.pid")).unwrap().trim().parse().unwrap();
@@ -90,7 +90,7 @@ impl Server {
         self.admin = admin;
     }
 
-    /// Writes an object, named as `group/version/Kind`; tried again while the server starts.
+    /// Writes an object, named as `group/version/Kind`; retries while the server starts.
     pub(crate) async fn apply(
         &self,
         kind: &str,
@@ -113,7 +113,7 @@ impl Server {
         }
     }
 
-    /// Writes an object once; what the API server says when it refuses.
+    /// Writes an object once; the error is the API server's message.
     pub(crate) async fn offer(
         &self,
         kind: &str,
@@ -130,7 +130,7 @@ impl Server {
         applied.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Creates an object as most controllers do: with no validation of unknown fields.
+    /// Creates an object as most controllers do, without validation of unknown fields.
     pub(crate) async fn create_ignoring(
         &self,
         kind: &str,
@@ -159,7 +159,7 @@ impl Server {
         }
     }
 
-    /// What the API server warns of when an object that says nothing is to be created.
+    /// Returns the API server's warnings about the creation of an empty object.
     pub(crate) async fn warnings(&self, kind: &str, namespace: &str, name: &str) -> String {
         let (_, resource) = self.api(kind, None);
         let (version, many) = (&resource.api_version, &resource.plural);
@@ -176,7 +176,7 @@ impl Server {
         warnings.iter().filter_map(|it| it.to_str().ok()).collect::<Vec<_>>().join("\n")
     }
 
-    /// Deletes an object, and waits until it is gone: definitions take their objects with them first.
+    /// Deletes an object and waits until it is gone: definitions delete their objects first.
     pub(crate) async fn delete(&self, kind: &str, namespace: Option<&str>, name: &str) {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api(kind, namespace).0.delete(name, &at_once).await.unwrap();
@@ -191,7 +191,7 @@ impl Server {
         self.apply("v1/Namespace", None, name, json!({"metadata": {}})).await;
     }
 
-    /// A pod with a sidecar, ready.
+    /// Creates a ready Pod with a sidecar.
     pub(crate) async fn pod(&self, name: &str, address: &str) {
         let pod = json!({
             "metadata": {"labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
@@ -214,8 +214,7 @@ impl Server {
         self.apply("v1/Service", Some("shop"), name, service).await;
     }
 
-    /// Defines a kind, named as `group/version/Kind`, whose objects may hold anything, and waits until it is
-    /// served.
+    /// Defines a kind without a schema, named as `group/version/Kind`, and waits until it is served.
     pub(crate) async fn define(&self, kind: &str) {
         let (_, resource) = self.api(kind, None);
         let ApiResource { group, version, kind, plural: many, api_version: served } = resource;
@@ -229,7 +228,7 @@ impl Server {
         let one = kind.to_lowercase();
         let list = format!("{kind}List");
         let definition = json!({
-            // Without it, groups of Kubernetes' own are protected.
+            // Kubernetes protects its own API groups without this annotation.
             "metadata": {"annotations": {"api-approved.kubernetes.io": "unapproved, a test"}},
             "spec": {
                 "group": group,
@@ -257,7 +256,7 @@ impl Server {
         serde_json::to_value(object).unwrap()
     }
 
-    /// An object, if it is there.
+    /// Returns an object, if it exists.
     pub(crate) async fn find(
         &self,
         kind: &str,
@@ -268,7 +267,7 @@ impl Server {
         object.map(|object| serde_json::to_value(object).unwrap())
     }
 
-    /// What is read, once it is so; null while it is not there.
+    /// Waits until an object satisfies a condition, and returns it; null while it does not exist.
     pub(crate) async fn until(
         &self,
         (kind, namespace, name): (&str, Option<&str>, &str),
@@ -291,7 +290,7 @@ impl Server {
         list.items.into_iter().map(|event| event.data).collect()
     }
 
-    /// Installs the kinds of somebody else, by the script that has them of their module.
+    /// Installs third-party kinds with the script that extracts them from their module.
     pub(crate) fn install(&self, script: &str) {
         let script = self::script().with_file_name(script);
         let kubeconfig = self.directory.path().join("kubeconfig");
@@ -299,14 +298,14 @@ impl Server {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
-    /// Writes the status of an object, as a patch.
+    /// Patches the status of an object.
     pub(crate) async fn say(&self, kind: &str, namespace: &str, name: &str, status: Value) {
         let patch = Patch::Merge(json!({"status": status}));
         let (api, _) = self.api(kind, Some(namespace));
         api.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Lets a user read some of the first kinds, and nothing else.
+    /// Allows a user to read only some of the kinds of the core group.
     pub(crate) async fn allow(&self, user: &str, resources: &[&str]) {
         let rules =
             json!([{"apiGroups": [""], "resources": resources, "verbs": ["list", "watch"]}]);

@@ -1,5 +1,4 @@
-//! What is said of objects stands in their status, written by one control plane with the rights that are
-//! installed.
+//! Statuses of objects, written by one control plane with the installed permissions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -56,7 +55,7 @@ fn one_control_plane_says_what_became_of_objects() {
         let lease = server.read(lease, "mesh", "leno-control").await;
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
         assert!(holder.starts_with("leno-control-"), "{holder}");
-        // What stands there is not written again.
+        // An unchanged status is not written again.
         let again = server.read(ROUTES, "shop", "r").await;
         assert_eq!(again["metadata"]["resourceVersion"], said["metadata"]["resourceVersion"]);
     });
@@ -105,7 +104,8 @@ fn what_gives_way_says_who_decides_until_that_goes() {
     });
 }
 
-/// Control planes that read and say, with the rights that are installed, until they are dropped.
+/// Runs control planes with the installed permissions that read objects and write statuses, until they are
+/// dropped.
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
 fn each_kind_gets_its_status() {
@@ -139,7 +139,7 @@ fn each_kind_gets_its_status() {
     });
 }
 
-/// A spec of each kind.
+/// Returns a spec for each kind.
 fn specs() -> BTreeMap<String, Value> {
     let targets = json!([{"kind": "Service", "name": "web"}]);
     let key = "{\"keys\": [{\"kty\": \"EC\", \"crv\": \"P-256\", \"kid\": \"one\", \"use\": \"sig\", \
@@ -187,7 +187,7 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
     tasks
 }
 
-/// The first event of the namespace, once there is one.
+/// Waits for the first event of the namespace and returns it.
 async fn event(server: &Server) -> Value {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -199,7 +199,7 @@ async fn event(server: &Server) -> Value {
     }
 }
 
-/// The route, once it is accepted, or not, for this reason.
+/// Waits until the route has a condition with this reason, and returns it.
 async fn said_of_route(server: &Server, reason: &str) -> Value {
     let is_so = |it: &Value| ours(it).is_some_and(|it| it["conditions"][0]["reason"] == reason);
     server.until((ROUTES, Some("shop"), "r"), is_so).await

@@ -1,5 +1,5 @@
-//! Unknown fields of rules are kept by a real API server that was asked to ignore them, and the control plane rejects the
-//! rules: none is read without a condition that its author wrote.
+//! Unknown fields of rules: a real API server stores them if validation is disabled, and the control plane
+//! rejects such rules, since a condition could be lost.
 
 use leno_model::ObjectKey;
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ fn a_rule_with_a_misspelled_field_is_rejected_however_it_is_written() {
     });
 }
 
-/// The access policies that were read. The installation itself has Services.
+/// Returns the keys of the access policies that were read; the installation itself has Services.
 fn policies(world: &World) -> Vec<&ObjectKey> {
     world.objects.keys().filter(|key| matches!(key, ObjectKey::AccessPolicy(_))).collect()
 }

@@ -1,4 +1,4 @@
-//! What a source has told so far.
+//! The accumulated updates of a source.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// What a source has told so far.
+/// The accumulated updates of a source.
 pub(crate) struct World {
     pub(crate) objects: BTreeMap<ObjectKey, Object>,
     pub(crate) rejected: Vec<Rejected>,
     pub(crate) warnings: Vec<Warning>,
-    /// What was removed, in order.
+    /// The removed objects in order.
     pub(crate) gone: Vec<ObjectKey>,
-    /// How many updates came.
+    /// The number of updates.
     pub(crate) updates: usize,
     pub(crate) progress: watch::Receiver<Progress>,
     queue: mpsc::Receiver<Update>,
@@ -48,7 +48,7 @@ impl World {
         }
     }
 
-    /// Takes updates until something is so.
+    /// Applies updates until a condition is true.
     pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         while !is_so(self) {
             let update = timeout(PATIENCE, self.queue.recv()).await;

@@ -1,5 +1,4 @@
-//! Scenarios that trouble everything in the cluster, and have it for themselves: `./test kubernetes`
-//! runs them one by one.
+//! Scenarios that disrupt the whole cluster and run exclusively: `./test kubernetes` runs them one by one.
 
 mod cut_off;
 mod egress;

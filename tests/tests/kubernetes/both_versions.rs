@@ -1,4 +1,4 @@
-//! Both versions of IP, and names that sidecars answer.
+//! IPv4 and IPv6, and DNS names that sidecars resolve.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
 use leno_tests::eventually;
 
-/// A service with addresses of both versions in front of the HTTP test application.
+/// A dual-stack Service in front of the HTTP test application.
 const BOTH: &str = "{apiVersion: v1, kind: Service, metadata: {name: both}, spec: {selector: {app: server},
   ipFamilyPolicy: RequireDualStack, ports: [{name: http, port: 80, targetPort: 8080}]}}
 ---
@@ -19,7 +19,7 @@ fn has_both_versions() -> bool {
     ranges.contains("::")
 }
 
-/// What the sidecar of a pod counts; nothing while it counted nothing.
+/// Returns a metric of a Pod's sidecar; 0 if it is absent.
 fn counted(namespace: &Namespace, from: &str, address: &str, metric: &str) -> u64 {
     let url = format!("http://{address}:15020/metrics");
     let metrics = namespace.curl(from, &[&url]).body;
@@ -70,14 +70,14 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
         "http://six:8080/".to_owned(),
     ] {
         meshed.expect_curl("client", &[&url], 0, 200);
-        // Who has no sidecar is refused by either version.
+        // Clients without a sidecar are rejected over both versions.
         let named = url.replace("//six:", &format!("//six.{}:", meshed.name()));
         strange.expect_curl("client", &[&named], 56, 0);
     }
     assert!(mutual() > 0, "it was mutual TLS");
     let requests = "leno_requests_total{direction=\"inbound\"";
     assert!(counted(&meshed, "client", four, requests) >= 20);
-    // The kubelet's port is reached by both.
+    // The kubelet's port is reachable over both.
     assert_eq!(strange.curl("client", &[&format!("http://[{six}]:15020/readyz")]).status, 200);
 }
 
@@ -119,13 +119,13 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
         meshed.expect_curl("client", &[&url], 0, 200);
     }
     assert!(count("answered") >= before + 20);
-    // What the mesh does not know, others do.
+    // Names outside the mesh are forwarded to the upstream resolver.
     let forwarded = count("forwarded");
     let answer = meshed.curl("client", &["-k", "https://elsewhere/api"]);
     assert!(matches!(answer.status, 401 | 403), "{answer:?}");
     assert_eq!(meshed.curl("client", &["http://nobody.example.com/"]).exit, 6);
     assert!(count("forwarded") > forwarded);
-    // Headless services have as many addresses as there are pods that are ready.
+    // A headless service has one address per ready Pod.
     let found = || {
         let output = meshed.exec("client", &["sh", "-c", "nslookup headless"]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,9 +1,8 @@
-//! Pods without privilege, in a cluster whose network plugins lead connections to sidecars
-//! (`leno install --cni`).
+//! Unprivileged Pods in a cluster with the CNI plugin (`leno install --cni`).
 
 use leno_tests::cluster::{Injection, Namespace, http_server, printed};
 
-/// Its pods must run as nobody special and have no capabilities.
+/// Its Pods must run as an unprivileged user without capabilities.
 const RESTRICTED: &str =
     "labels: {leno.dev/injection: enabled, pod-security.kubernetes.io/enforce: restricted}";
 

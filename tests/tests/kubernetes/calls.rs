@@ -1,5 +1,4 @@
-//! gRPC between pods: in the clear, by the routes of HTTP, and with TLS of the application's own, as
-//! bytes.
+//! gRPC between Pods: as plaintext with HTTP routes, and with the application's own TLS as opaque bytes.
 #![allow(clippy::print_stderr, reason = "what was answered last says why a scenario failed")]
 
 use std::time::Duration;
@@ -7,7 +6,7 @@ use std::time::Duration;
 use leno_tests::cluster::{Namespace, printed};
 use leno_tests::eventually;
 
-/// A server of gRPC and its Service.
+/// Returns a gRPC server and its Service.
 fn server(name: &str, arguments: &str, protocol: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
@@ -21,7 +20,7 @@ fn server(name: &str, arguments: &str, protocol: &str) -> String {
     )
 }
 
-/// Who may call what.
+/// The permitted calls.
 const ALLOWED: &str = "
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -50,16 +49,16 @@ spec:
   sources: [{kind: ServiceAccount, name: caller, namespace: NAMESPACE}]
 ";
 
-/// What a call prints that was answered,
+/// The output of a successful call.
 const ANSWERED: &str = "OK SERVING";
-/// that no policy allows,
+/// The output of a call that no policy allows.
 const DENIED: &str = "code = PermissionDenied desc = denied-outbound";
-/// that no policy allows as bytes,
+/// The output of an opaque call that no policy allows.
 const RESET: &str = "code = Unavailable";
-/// and that no route of a policy has.
+/// The output of a call that matches no route of a policy.
 const NO_ROUTE: &str = "code = Unimplemented desc = no-policy-route";
 
-/// Waits until a call ends so.
+/// Waits until a call has this result.
 fn expect_call(namespace: &Namespace, arguments: &[&str], wanted: &str) {
     let mut last = String::new();
     eventually(&format!("call {arguments:?} ends with {wanted}"), Duration::from_secs(90), || {
@@ -85,12 +84,12 @@ fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
     namespace.wait_ready();
     let clear = |method| ["clear:9000", method];
     let secure = ["-tls", "secure:9000", "/grpc.health.v1.Health/Check"];
-    // A client that no policy names is rejected: calls in the clear with a code, opaque bytes by a reset.
+    // A client without a policy is rejected: plaintext calls with a status, opaque bytes with a reset.
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), DENIED);
     expect_call(&namespace, &secure, RESET);
     namespace.apply(&ALLOWED.replace("NAMESPACE", namespace.name()));
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), ANSWERED);
-    // The server does not know the other one, and would say so itself.
+    // The server does not implement the other service, and would report that itself.
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Other"), NO_ROUTE);
     expect_call(&namespace, &secure, ANSWERED);
     printed(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));

@@ -1,4 +1,4 @@
-//! Who reaches whom: meshed, not meshed, by which names and addresses.
+//! Connectivity of meshed and unmeshed Pods, by names and addresses.
 
 use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
 
@@ -39,7 +39,7 @@ fn every_client_reaches_every_replica() {
     for client in clients {
         namespace.expect_reached(client, &["http://server/"], &pods);
         namespace.expect_curl(client, &["http://headless:8080/"], 0, 200);
-        // Which of its addresses a client takes is up to it: by each the pod is reached that has it.
+        // A client may choose any address; each leads to the Pod that has it.
         for of in found.chunks_exact(2) {
             let there = format!("headless:8080:{}", of[1]);
             let url = "http://headless:8080/";
@@ -62,7 +62,7 @@ fn what_is_not_meshed_is_reached_as_before() {
     let address =
         printed(&plain.kubectl(&["get", "pods", "-o", "jsonpath={.items[0].status.podIP}"]));
     meshed.expect_curl("client", &[&format!("http://{address}:8080/")], 0, 200);
-    // The API server answers who has no credentials with 401 or 403, over its own TLS.
+    // Without credentials, the API server responds with 401 or 403, over its own TLS.
     let answer = meshed.curl("client", &["-k", "https://kubernetes.default/api"]);
     assert!(matches!(answer.status, 401 | 403), "{answer:?}");
 }

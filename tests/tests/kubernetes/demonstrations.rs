@@ -1,5 +1,5 @@
-//! The applications that meshes are shown with: bookinfo as `leno demo` prints it, and the shape of
-//! OSM's bookstore with its objects.
+//! Demo applications: bookinfo as printed by `leno demo`, and the structure of OSM's bookstore with its
+//! objects.
 #![allow(clippy::print_stderr, reason = "what buyers saw last says why a scenario failed")]
 
 use std::collections::BTreeSet;
@@ -53,11 +53,11 @@ fn bookinfo_sells_in_strict_mode() {
 fn the_bookstore_sells_to_whom_its_policies_allow() {
     let shop = Bookstore::open();
 
-    // Permissive: who asks is served.
+    // Permissive mode: every client is served.
     shop.expect("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
     shop.expect("bookthief", "200", &["bookstore-v1", "bookstore-v2"]);
 
-    // Strict, with SMI: the buyer only, and nothing but what its routes name.
+    // Strict mode with SMI: only the buyer, and only its routes.
     shop.warehouse.apply(
         &WAREHOUSE_POLICIES
             .replace("STORE", shop.store.name())
@@ -70,8 +70,8 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
     shop.expect("bookthief", "403", &[]);
     shop.expect("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
 
-    // The thief is let in, and is refused again. No route fits what it asks at `/books-bought`, since
-    // that one wants another client: as in OSM, there is nothing there then.
+    // The thief is allowed, and then rejected again. Its requests for `/books-bought` match no route, because
+    // that route requires another client: as in OSM, the response is 404.
     shop.allow(&["bookbuyer", "bookthief"]);
     shop.expect_at("bookthief", "/buy-a-book/new", "200", &["bookstore-v1", "bookstore-v2"]);
     shop.expect_at("bookthief", "/books-bought", "404", &[]);
@@ -89,7 +89,7 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
     }
 }
 
-/// The namespaces of the demonstration.
+/// The namespaces of the demo.
 struct Bookstore {
     buyer: Namespace,
     thief: Namespace,
@@ -132,7 +132,7 @@ impl Bookstore {
         shop
     }
 
-    /// Applies OSM's objects, with these customers of the store.
+    /// Applies OSM's objects with these customers of the store.
     fn allow(&self, customers: &[&str]) {
         let sources: String = customers
             .iter()
@@ -168,14 +168,14 @@ impl Bookstore {
         ));
     }
 
-    /// Waits until all of a customer's attempts end so.
+    /// Waits until all of a customer's attempts have this result.
     fn expect(&self, customer: &str, status: &str, sellers: &[&str]) {
         for path in ["/books-bought", "/buy-a-book/new"] {
             self.expect_at(customer, path, status, sellers);
         }
     }
 
-    /// Waits until the last forty attempts at a path ended so, with exactly these sellers among them.
+    /// Waits until the last forty attempts at a path have this status, with exactly these sellers among them.
     fn expect_at(&self, customer: &str, path: &str, status: &str, sellers: &[&str]) {
         let home = if customer == "bookbuyer" { &self.buyer } else { &self.thief };
         let wanted: BTreeSet<&str> = sellers.iter().copied().collect();
@@ -206,7 +206,7 @@ impl Bookstore {
                     eprintln!("{customer}: {latest}");
                     last = latest;
                 }
-                // Who is refused is told why by the mesh, in whatever words.
+                // Rejections contain the mesh's reason, in any wording.
                 let held = well && (wanted.is_empty() || from == wanted);
                 last = log.clone();
                 held.then_some(())
@@ -219,7 +219,7 @@ fn annotate(namespace: &Namespace, annotation: &str) {
     printed(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
 }
 
-/// A part of the shop: account, Deployment, and the Service of its name.
+/// Returns a part of the shop: account, Deployment, and the Service of the same name.
 fn part(name: &str, app: &str, arguments: &str) -> String {
     let selector = format!("app: {app}, part: {name}");
     format!(
@@ -251,7 +251,7 @@ fn service(name: &str, selector: &str) -> String {
     )
 }
 
-/// The database: a StatefulSet, whose protocol lets the server speak first.
+/// The database: a StatefulSet with a server-first protocol.
 const MYSQL: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: mysql}}
 ---
@@ -275,7 +275,7 @@ spec:
       - {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [tcp, -listen, ':3306', -banner, mysql]}
 ";
 
-/// What one may ask the store for.
+/// The permitted requests to the store.
 const STORE_ROUTES: &str = "
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -290,7 +290,7 @@ spec:
   - {name: update-books-bought, pathRegex: /update-books-bought, methods: [POST]}
 ";
 
-/// What the store may ask the warehouse for, and that the database.
+/// The permitted requests of the store to the warehouse, and of the warehouse to the database.
 const WAREHOUSE_POLICIES: &str = "
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup

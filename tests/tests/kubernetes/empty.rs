@@ -1,10 +1,10 @@
-//! A fresh installation without a pod of the mesh: no command warns.
+//! A fresh installation without meshed Pods: no command warns.
 
 use leno_tests::cluster::{kubectl, printed};
 use leno_tests::leno;
 use serde_json::Value;
 
-/// `./test kubernetes` runs it before the others, while the cluster has its own Services alone.
+/// `./test kubernetes` runs it first, while the cluster has only its own Services.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_installation_without_workloads_has_no_warning() {
@@ -20,7 +20,7 @@ fn an_installation_without_workloads_has_no_warning() {
             let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
             let data = ["--data", "/var/lib/leno/control"];
             let output = kubectl(&[&exec[..], arguments, &data].concat());
-            // A warning would stand on standard error.
+            // A warning would be on standard error.
             let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(complaint, "", "{arguments:?}");
             printed(&output)

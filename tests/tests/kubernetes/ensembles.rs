@@ -1,4 +1,4 @@
-//! Servers that form one: a StatefulSet whose pods call each other at several ports, each by its name.
+//! Clustered servers: a StatefulSet with Pods that call each other on several ports by name.
 #![allow(clippy::print_stderr, reason = "what was heard last says why a scenario failed")]
 
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use leno_tests::cluster::{Namespace, printed};
 use leno_tests::eventually;
 
-/// Three pods as ZooKeeper's are: they listen at the pod's address alone, at a port for clients, one
-/// for followers and one for elections; and one port more, of which no policy knows.
+/// Three Pods like those of ZooKeeper: they listen only on the Pod's address, on ports for clients, followers
+/// and elections, and on one more port without a policy.
 const ENSEMBLE: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: peer}}
 ---
@@ -31,7 +31,7 @@ spec:
       - {name: client, image: 'kc.local/toolbox:1', imagePullPolicy: Never, command: [sh, -c, 'trap exit TERM; sleep infinity & wait']}
 ";
 
-/// Peers may call each other at three of the ports.
+/// Peers may call each other on three of the ports.
 const ALLOWED: &str = "
 {apiVersion: specs.smi-spec.io/v1alpha4, kind: TCPRoute, metadata: {name: ensemble}, spec: {matches: {ports: [2181, 2888, 3888]}}}
 ---
@@ -44,7 +44,7 @@ spec:
   sources: [{kind: ServiceAccount, name: peer, namespace: NAMESPACE}]
 ";
 
-/// One more container of the StatefulSet, which listens at this port.
+/// Returns a further container of the StatefulSet that listens on this port.
 fn listening(port: u16) -> String {
     format!(
         "      - {{name: at-{port}, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [tcp, -listen, '$(POD_IP):{port}'],\n         \
@@ -64,7 +64,7 @@ fn peers_speak_by_name_at_every_port_that_a_route_names() {
     namespace.apply(&ALLOWED.replace("NAMESPACE", namespace.name()));
     printed(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
     namespace.wait_ready();
-    // What a peer hears of each peer at each port, in one go.
+    // Returns the responses of each peer on each port to one peer.
     let heard = |from: &str| {
         let each = "for p in 2181 2888 3888 4888; do for n in 0 1 2; do \
                     echo $p $( (echo hello; sleep 1) | nc -w 2 peer-$n.peers $p); done; done";
@@ -79,7 +79,7 @@ fn peers_speak_by_name_at_every_port_that_a_route_names() {
         }
     }
     for from in ["peer-0", "peer-1", "peer-2"] {
-        // A pod's connection to its own address does not leave it, and no sidecar decides about it.
+        // A Pod's connection to its own address stays local, so no sidecar decides about it.
         let own = format!("4888 pod={from} line=hello\n");
         let number: usize = from.trim_start_matches("peer-").parse().expect("it ends with one");
         let mut lines: Vec<&str> = wanted.split_inclusive('\n').collect();

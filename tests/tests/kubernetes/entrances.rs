@@ -1,4 +1,4 @@
-//! IngressBackends with TLS: who comes in by which certificate.
+//! IngressBackends with TLS: external clients by certificate.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use rcgen::{
     CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 
-/// Opens the port of the server, with TLS that the sidecar ends, to one member of the mesh.
+/// Opens the server's port to one member of the mesh, with TLS terminated by the sidecar.
 const OPENING: &str = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: IngressBackend
@@ -18,13 +18,13 @@ spec:
   sources: [SOURCES]
 ";
 
-/// What of the Secret of the mesh's authority.
+/// Returns a value from the Secret of the mesh's authority.
 fn authority(key: &str) -> String {
     let template = format!("go-template={{{{index .data \"{key}\" | base64decode}}}}");
     printed(&kubectl(&["-n", "leno-system", "get", "secret", "leno-authority", "-o", &template]))
 }
 
-/// Certificate and key of an account of this mesh, as an ingress controller outside of it is given.
+/// Returns certificate and key of an account of this mesh, for an ingress controller outside it.
 fn certificate(account: &str, namespace: &Namespace) -> String {
     let signer = KeyPair::from_pem(&authority("ca.key")).expect("the key of the root");
     let root = authority("ca.pem");
@@ -39,8 +39,8 @@ fn certificate(account: &str, namespace: &Namespace) -> String {
     parameters.signed_by(&key, &issuer).expect("a certificate").pem() + &key.serialize_pem()
 }
 
-/// Waits until the controller is reset, five times in a row, when it shows no certificate. TLS 1.3
-/// tells that after the handshake: while the client sends its request (55), or waits for the answer (56).
+/// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports it after the
+/// handshake, while the client sends its request (55) or waits for the response (56).
 fn refused(outside: &Namespace, url: &str) {
     eventually("who shows no certificate is reset", Duration::from_secs(90), || {
         let seen = outside.curls("controller", 5, &["-k", "--http1.1", url]);
@@ -61,7 +61,7 @@ fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     namespace.wait_ready();
     outside.wait_ready();
     for account in ["controller", "other"] {
-        // As an argument: of what is written to the input of kubectl exec -i, all may be lost.
+        // Passed as an argument: the input of `kubectl exec -i` can be lost.
         let file = format!("echo \"$0\" > /tmp/{account}.pem");
         let write = ["sh", "-c", &file, &certificate(account, &outside)];
         printed(&outside.exec("controller", &write));
@@ -72,7 +72,7 @@ fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     let expect = |arguments: &[&str], exit: i32, status: u16| {
         outside.expect_curl("controller", arguments, exit, status);
     };
-    // Nothing is open: the controller's certificate is one of the mesh, and no policy names it.
+    // No port is open: the controller has a certificate of the mesh, but no policy names it.
     expect(&shown, 0, 403);
     let opening = |skipped: &str, sources: &str| {
         OPENING.replace("SKIPPED", skipped).replace("SOURCES", sources)
@@ -84,7 +84,7 @@ fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     expect(&by("/tmp/other.pem"), 0, 403);
     refused(&outside, &url);
     expect(&[&url.replace("https", "http")], 56, 0);
-    // No certificate is wanted: who has the address comes in.
+    // No certificate is required: any client with an address in the range is accepted.
     namespace.apply(&opening("true", "{kind: IPRange, name: 10.0.0.0/8}"));
     expect(&["-k", &url], 0, 200);
     let opened = "ingressbackends.policy.openservicemesh.io";

@@ -1,4 +1,4 @@
-//! What an application reaches around its sidecar, by annotations of its pod.
+//! Traffic that bypasses the sidecar by annotations of the Pod.
 
 use leno_tests::cluster::{Injection, Namespace, printed};
 
@@ -21,7 +21,7 @@ fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
     let only = "openservicemesh.io/outbound-ip-range-inclusion-list";
     namespace.annotated_client("by-inclusion", &format!("{only}: '{address}/32'"));
     namespace.wait_ready();
-    // Who goes around its sidecar comes without mutual TLS, and is reset.
+    // A connection that bypasses the sidecar has no mutual TLS and is reset.
     let (meshed, around) = ((0, 200), (56, 0));
     for (client, server, aside, second) in [
         ("client", meshed, meshed, meshed),

@@ -1,4 +1,4 @@
-//! Gateways: what comes from outside the mesh, on its way to pods with and without sidecars.
+//! Gateways: requests from outside the mesh to Pods with and without sidecars.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use leno_tests::eventually;
 
 use super::under_load::Load;
 
-/// A gateway of the namespace and a route from there to `server`; where strangers reach it.
+/// Creates a gateway and a route to `server`; returns its external address.
 pub(crate) fn gateway(namespace: &Namespace) -> String {
     namespace.apply(
         "apiVersion: gateway.networking.k8s.io/v1
@@ -31,7 +31,7 @@ spec:
     printed(&namespace.kubectl(&address))
 }
 
-/// A namespace outside the mesh, from where a gateway is reached, and by which URL.
+/// Returns a namespace outside the mesh, and the URL of a gateway from there.
 pub(crate) fn strangers_at(address: &str) -> (Namespace, String) {
     let strangers = Namespace::new("strangers", Injection::Disabled);
     strangers.client("stranger");
@@ -61,7 +61,7 @@ fn strangers_come_in_by_a_gateway_alone() {
         let name = format!("http://server.{}/", namespace.name());
         let straight = strangers.curl("stranger", &[&name]);
         match injection {
-            // Mutual TLS is expected there.
+            // Mutual TLS is required there.
             Injection::Enabled => assert_ne!(straight.exit, 0),
             Injection::Disabled => assert_eq!((straight.exit, straight.status), (0, 200)),
         }
@@ -86,7 +86,7 @@ fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
     assert_eq!(failed, serde_json::json!({}));
 }
 
-/// A Service whose requests need a token, with a pod that has a sidecar and one that has none.
+/// A Service with required tokens, with one meshed and one unmeshed Pod.
 const PARTLY_MESHED: &str = "apiVersion: leno.dev/v1alpha1
 kind: JwtValidation
 metadata: {name: server}
@@ -131,7 +131,7 @@ fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
     let answers = strangers.curls("stranger", 200, &[&url]);
     let answered: Vec<_> = answers.iter().filter(|it| it.status != 401).collect();
     assert_eq!((answers.len(), answered), (200, Vec::new()));
-    // No endpoint is left without the pod that has a sidecar.
+    // Without the meshed Pod, no endpoint is left.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
     strangers.expect_curl("stranger", &[&url], 0, 503);
 }

@@ -1,4 +1,4 @@
-//! Which pods get a sidecar, by whose labels and annotations.
+//! Sidecar injection by labels and annotations.
 
 use leno_tests::cluster::{Injection, Namespace, http_server, image, printed};
 

@@ -1,5 +1,6 @@
-//! A namespace joins the mesh and leaves it while clients in the mesh send requests: none fails. Each request has a connection of
-//! its own: a connection to a Service outside the mesh leads to one pod and ends with it, as without a mesh.
+//! A namespace joins and leaves the mesh while clients in the mesh send requests: none fails. Each request has
+//! its own connection: a connection to a Service outside the mesh is bound to one Pod and ends with it, as
+//! without a mesh.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::under_load::Load;
 
-/// Six ready servers without a sidecar, and the namespace of a client with one.
+/// Creates six ready unmeshed servers, and the namespace of a meshed client.
 fn outside(what: &str) -> (Namespace, Namespace) {
     let servers = Namespace::new(what, Injection::Disabled);
     servers.http_server("server", REPLICAS);
@@ -22,7 +23,7 @@ fn url(servers: &Namespace) -> String {
     format!("http://server.{}/", servers.name())
 }
 
-/// Ends the load: nothing may have failed.
+/// Ends the load: no request may have failed.
 fn end(load: Load<'_>) {
     let (requests, failed) = load.end();
     assert!(requests > 1000, "{requests}");
@@ -36,12 +37,12 @@ fn restart(servers: &Namespace, label: &str, object: &str) {
     printed(&servers.kubectl(&["rollout", "status", object, "--timeout=300s"]));
 }
 
-/// The pods of an application with a sidecar.
+/// Returns the number of meshed Pods of an application.
 fn meshed(servers: &Namespace, app: &str) -> usize {
     servers.containers(app).split_whitespace().filter(|name| *name == "leno-proxy").count()
 }
 
-/// Waits until a pod has a container that waits for this reason.
+/// Waits until a container of a Pod is waiting for one of these reasons.
 fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
     let states = "jsonpath={.status.initContainerStatuses[*].state.waiting.reason} \
                   {.status.containerStatuses[*].state.waiting.reason}";
@@ -51,7 +52,7 @@ fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
     });
 }
 
-/// All pods of a namespace get a sidecar, and then none has one.
+/// Injects sidecars into all Pods of a namespace, and then removes them.
 fn join_and_leave(servers: &Namespace) {
     restart(servers, "leno.dev/injection=enabled", "deployment/server");
     eventually("all pods have a sidecar", Duration::from_secs(120), || {
@@ -72,7 +73,8 @@ fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
     end(load);
 }
 
-/// Two pods of the same Service with a sidecar: an image that cannot be pulled, and a sidecar that crashes at once.
+/// Two Pods of the same Service with a sidecar: one with an image that cannot be pulled, one with a crashing
+/// sidecar.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_that_cannot_start_changes_nothing() {
@@ -90,7 +92,7 @@ fn a_pod_that_cannot_start_changes_nothing() {
     end(load);
 }
 
-/// Adds a pod with a sidecar behind the Service: the image of its application cannot be pulled.
+/// Adds a meshed Pod behind the Service with an application image that cannot be pulled.
 fn add_unpulled(servers: &Namespace) {
     servers.apply(
         "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
@@ -115,7 +117,7 @@ fn pods_in_the_network_of_their_nodes_are_reached_beside_a_pod_that_cannot_start
     end(load);
 }
 
-/// The Service has no ready pod until the successor is: sidecars use the old pod, as kube-proxy does.
+/// The Service has no ready Pod until the new Pod is ready: sidecars use the old Pod, as kube-proxy does.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_only_replica_serves_on_while_it_terminates() {
@@ -171,7 +173,7 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
     clients.wait_ready();
     let load = Load::of_connections(&clients, &url(&servers));
     let reached = || {
-        // Without a sidecar behind it, the order of addresses in DNS decides.
+        // Without a meshed endpoint, the order of addresses in DNS decides.
         let headless = format!("http://each.{}:8080/", servers.name());
         clients.expect_curl("client", &[&headless], 0, 200);
         for pod in ["server-0", "server-1", "server-2"] {
@@ -204,7 +206,7 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
     end(load);
 }
 
-/// The addresses of the ready pods of the servers.
+/// Returns the addresses of the ready server Pods.
 fn ready_addresses(servers: &Namespace) -> Vec<String> {
     let pods = printed(&servers.kubectl(&["get", "pods", "-l", "app=server", "-o", "json"]));
     let pods: Value = serde_json::from_str(&pods).unwrap();
@@ -233,7 +235,7 @@ fn list(servers: &Namespace, addresses: &[String]) {
     servers.apply(&slice.to_string());
 }
 
-/// Ends the thread that lists endpoints, also when the test fails.
+/// Ends the thread that lists endpoints, even if the test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -242,8 +244,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A controller outside Kubernetes lists the ready pods for a Service without a selector. The network of the cluster would lead
-/// plaintext to those with a sidecar.
+/// An external controller lists the ready Pods for a Service without a selector. The cluster network would
+/// forward plaintext to the meshed ones.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
@@ -273,9 +275,9 @@ fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
     end(load);
 }
 
-/// Longer than two rollouts take, and only there for a thread to end.
+/// Longer than two rollouts; it only bounds the thread.
 const KEPT: Duration = Duration::from_secs(900);
-/// Three servers with names of their own, a Service of all, and a headless one.
+/// Three servers with stable names, a Service for all, and a headless one.
 const STATEFUL: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}
 ---
@@ -302,7 +304,7 @@ spec:
         ports: [{containerPort: 8080, name: http}]
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 ";
-/// A server on each node, in its network: it cannot have a sidecar.
+/// A server in the network of each node: it cannot have a sidecar.
 const NODE_NETWORK: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}
 ---
@@ -326,7 +328,7 @@ spec:
         ports: [{containerPort: 18090, name: http}]
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 ";
-/// The servers of a Deployment.
+/// The number of servers of a Deployment.
 const REPLICAS: u32 = 6;
-/// The names of the containers that a sidecar may be among.
+/// The names of the containers that may include a sidecar.
 const SIDECAR: &str = "jsonpath={.spec.initContainers[*].name}";

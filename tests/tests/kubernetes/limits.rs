@@ -1,4 +1,4 @@
-//! Limits and retries by OSM's policies.
+//! Rate limits and retries by OSM's policies.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn what_comes_beyond_a_local_limit_is_answered_429() {
     for path in ["", "status/200"] {
         namespace.expect_curl("client", &[&format!("http://server/{path}")], 0, 429);
     }
-    // Of a route alone: the others have no limit.
+    // A limit for one route: the others have none.
     let of_route = format!("httpRoutes: [{{path: /status/200, rateLimit: {{local: {once}}}}}]");
     printed(&namespace.kubectl(&[
         "delete",
@@ -38,7 +38,6 @@ fn what_comes_beyond_a_local_limit_is_answered_429() {
     namespace.expect_curl("client", &["http://server/"], 0, 200);
 }
 
-/// Finding F16 of issue 25.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn metrics_of_a_pod_are_open_where_an_annotation_says_so() {
@@ -62,7 +61,7 @@ fn metrics_of_a_pod_are_open_where_an_annotation_says_so() {
     }
 }
 
-/// OSM's own numbers.
+/// OSM's own values.
 const RETRY: &str =
     "{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry}, spec: {
   source: {kind: ServiceAccount, name: client, namespace: NAMESPACE},

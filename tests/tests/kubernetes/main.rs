@@ -1,5 +1,5 @@
-//! Scenarios on a real cluster: pods, kubelet, API server. `./test kubernetes` brings it up, installs
-//! Leno and runs them; each has namespaces of its own.
+//! Scenarios on a real cluster: Pods, kubelet, API server. `./test kubernetes` starts it, installs Leno and
+//! runs them; each has its own namespaces.
 
 #[cfg(test)]
 mod alone;

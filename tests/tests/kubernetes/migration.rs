@@ -1,15 +1,15 @@
-//! Two meshes in one cluster: while namespaces move from one to the other, everybody is reached, and
-//! at the end nobody comes in who stayed behind.
+//! Two meshes in one cluster: while namespaces move from one to the other, every workload is reachable;
+//! afterwards, workloads left in the old mesh are rejected.
 
 use leno_tests::cluster::{Injection, Namespace, apply, kubectl, kubectl_with, printed};
 
-/// How OSM marks a namespace of its mesh; Leno knows the mark as well.
+/// OSM's marks of a namespace in its mesh; Leno supports them as well.
 const OF_THE_OTHER: &str = "labels: {openservicemesh.io/monitored-by: foreign}, \
                             annotations: {openservicemesh.io/sidecar-injection: enabled}";
 
-/// The webhook of the other mesh, which is asked about the same pods as Leno's.
+/// The webhook of the other mesh, called for the same Pods as Leno's.
 struct OtherMesh {
-    /// Where it runs; gone with it.
+    /// The namespace in which it runs, deleted with it.
     _home: Namespace,
 }
 
@@ -66,7 +66,7 @@ impl Drop for OtherMesh {
     }
 }
 
-/// What sidecars the pods of an application have.
+/// Returns for both meshes if the Pods of an application have a sidecar.
 fn sidecars(namespace: &Namespace, app: &str) -> (bool, bool) {
     let containers = namespace.containers(app);
     (containers.contains("leno-proxy"), containers.split(' ').any(|name| name == "envoy"))
@@ -92,7 +92,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
     moving.client("straggler");
     moving.wait_ready();
     moved.wait_ready();
-    // Each pod has one sidecar, although both meshes know the mark.
+    // Each Pod has one sidecar, although both meshes support the mark.
     for app in ["server", "client", "straggler"] {
         assert_eq!(sidecars(&moving, app), (false, true), "{app}");
     }
@@ -102,7 +102,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
     moving.expect_curl("client", &[&here], 0, 200);
     moved.expect_curl("client", &[&there], 0, 200);
 
-    // The namespace is taken out of the other mesh, and its workloads start again, but for one.
+    // The namespace leaves the other mesh, and all but one of its workloads restart.
     let name = moving.name();
     let labels = [
         "label",
@@ -127,7 +127,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
         }
     }
 
-    // Nobody else is left: who stayed behind is reset from now on.
+    // The migration is complete: a workload left behind is reset from now on.
     for namespace in [&moving, &moved] {
         annotate(namespace, "leno.dev/plaintext-");
     }

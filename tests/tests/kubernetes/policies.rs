@@ -1,11 +1,11 @@
-//! SMI as OSM's users have it: the same objects, the same verdicts.
+//! SMI as used with OSM: the same objects, the same decisions.
 
 use std::time::Duration;
 
 use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
 use leno_tests::eventually;
 
-/// Who may ask for what: one client for everything, another one for `/foo`.
+/// One client may send any request, another one only requests for `/foo`.
 const TARGETS: &str = "
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -117,20 +117,20 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     namespace.client("two");
     namespace.wait_ready();
     let targets = TARGETS.replace("NAMESPACE", namespace.name());
-    // These very objects allow it where they are at home.
+    // The same objects allow it in their own namespace.
     namespace.apply(&targets);
     namespace.expect_curl("one", &["http://server/foo"], 0, 200);
     printed(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
-    // In another namespace of the mesh they are refused at once.
+    // In another namespace of the mesh they are rejected at admission.
     let refused = member.try_apply(&targets);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success(), "{said}");
     assert!(said.contains("is not the namespace of the TrafficTarget"), "{said}");
     assert_eq!(printed(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
-    // Outside the mesh they are taken, and of no effect, as in OSM with its webhook off.
+    // Outside the mesh they are accepted without effect, as in OSM with its webhook disabled.
     elsewhere.apply(&targets);
-    // What was applied after them is in force, so that they have been read.
+    // An object applied after them is in force, so they have been read.
     let (_, last) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
     namespace.apply(last);
     namespace.expect_curl("two", &["http://server/foo"], 0, 200);
@@ -157,7 +157,7 @@ fn a_root_may_be_one_of_its_own_backends() {
     }
 }
 
-/// What opens the port of the server to the pods behind a Service of another namespace.
+/// Opens the server's port to the Pods behind a Service of another namespace.
 const OPENING: &str = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: KIND
@@ -189,7 +189,7 @@ fn an_ingress_backend_lets_the_pods_of_a_service_in() {
     namespace.apply(&opening("IngressBackend"));
     outside.expect_curl("entrance", &[&url], 0, 200);
     outside.expect_curl("other", &[&url], 56, 0);
-    // Another one for the same port is told that it opens nothing.
+    // Another object for the same port has a status that it has no effect.
     namespace.apply(&opening("AccessControl"));
     let says = |kind: &str, expected: &str| {
         let path = "jsonpath={.status.currentStatus}";

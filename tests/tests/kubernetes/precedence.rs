@@ -1,11 +1,11 @@
-//! Of several objects for the same traffic the older one decides.
+//! Precedence of the oldest object among several for the same traffic.
 
 use std::time::{Duration, Instant};
 
 use leno_tests::cluster::{Injection, Namespace, printed};
 use leno_tests::eventually;
 
-/// The reasons of the events about a split.
+/// Returns the reasons of the events about a split.
 fn events(namespace: &Namespace, split: &str) -> String {
     let field = format!("--field-selector=involvedObject.name={split}");
     printed(&namespace.kubectl(&["get", "events", &field, "-o", "jsonpath={.items[*].reason}"]))
@@ -30,7 +30,7 @@ fn a_newer_split_displaces_no_older_one_whatever_its_name() {
     eventually("the split is in force", Duration::from_secs(60), || {
         reached().starts_with("pod=v2-").then_some(())
     });
-    // Times of creation have a resolution of a second.
+    // Creation timestamps have a resolution of one second.
     let made = Instant::now();
     eventually("the next object is younger", Duration::from_secs(60), || {
         (made.elapsed() > Duration::from_secs(2)).then_some(())
@@ -70,7 +70,7 @@ fn an_older_split_whose_backend_is_deleted_still_decides() {
     eventually("the older split is in force", Duration::from_secs(60), || {
         answer().body.starts_with("pod=v1-").then_some(())
     });
-    // Times of creation have a resolution of a second.
+    // Creation timestamps have a resolution of one second.
     let made = Instant::now();
     eventually("the next object is younger", Duration::from_secs(60), || {
         (made.elapsed() > Duration::from_secs(2)).then_some(())

@@ -1,4 +1,4 @@
-//! Clients without a sidecar, and sidecars without a control plane: each is reported where an operator looks.
+//! Clients without a sidecar, and sidecars without a control plane: reports in every operator view.
 
 use std::process::Command;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
 use leno_tests::{eventually, leno};
 
-/// The notes of the events `PlaintextRejected` on a pod.
+/// Returns the notes of the events `PlaintextRejected` on a Pod.
 fn rejections(namespace: &Namespace, pod: &str) -> Vec<String> {
     let about = format!("involvedObject.name={pod},reason=PlaintextRejected");
     let path = "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}";
@@ -28,7 +28,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     guarded.wait_ready();
     let url = format!("http://server.{}/", guarded.name());
     guarded.expect_curl("member", &[&url], 0, 200);
-    // Many times: a client has one event.
+    // Repeated rejections of one client are one event.
     legacy.expect_curl("first", &[&url], 56, 0);
     legacy.expect_curl("first", &[&url], 56, 0);
     legacy.expect_curl("second", &[&url], 56, 0);
@@ -38,7 +38,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     let address = |pod: &str| {
         printed(&legacy.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
     };
-    // Readers of these events may have no rights in the namespace of the first two.
+    // Readers of these events may have no access to the namespace of the first two.
     let expected = [
         format!("status.podIP={}` names its pod) to port 8080", address("first")),
         format!("status.podIP={}` names its pod) to port 8080", address("second")),
@@ -55,12 +55,12 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     assert_eq!((count(&notes), notes.len()), ([1, 1, 1], 3), "{notes:?}");
     assert!(notes.iter().all(|note| !note.contains(legacy.name())), "{notes:?}");
     assert!(notes[0].contains("annotation leno.dev/plaintext: accept"), "{notes:?}");
-    // `kubectl describe` shows it: the event has the UID of the pod.
+    // `kubectl describe` includes it: the event has the UID of the Pod.
     let described = printed(&guarded.kubectl(&["describe", "pod", pod]));
     assert!(described.contains("PlaintextRejected"), "{described}");
 }
 
-/// The sidecar of the client leaves out the port of the Service.
+/// The client's sidecar does not intercept the port of the Service.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
@@ -79,7 +79,7 @@ fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
     assert!(notes.iter().all(|note| !note.contains("start these clients")), "{notes:?}");
 }
 
-/// The process of a pod's sidecar.
+/// Returns the process of a Pod's sidecar.
 fn sidecar_of(namespace: &Namespace, pod: &str) -> String {
     let mut found = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let process = entry.ok()?.file_name().into_string().ok()?;
@@ -94,7 +94,7 @@ fn sidecar_of(namespace: &Namespace, pod: &str) -> String {
     found.next().expect("the sidecar of the pod runs on this machine")
 }
 
-/// The finding of `leno check --kubernetes` about connections of sidecars.
+/// Returns the finding of `leno check --kubernetes` about connections of sidecars.
 fn found() -> String {
     let checked = leno().args(["check", "--kubernetes"]).output().expect("the program starts");
     let text = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
@@ -113,7 +113,7 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
     let name = format!("{}/client", namespace.name());
     let before = found();
     assert!(!before.is_empty() && !before.contains(&name), "{before}");
-    // No packet leaves the pod for a control plane, whatever its address.
+    // No packet of the Pod reaches a control plane, whatever its address.
     let addresses = |arguments: &[&str]| {
         printed(&kubectl(&[&["-n", "leno-system", "get"], arguments].concat()))
     };
@@ -131,7 +131,7 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
     eventually("the sidecar without a connection is reported", PATIENCE, || {
         found().contains(&name).then_some(())
     });
-    // It goes on with the configuration that it has.
+    // The sidecar continues with its last configuration.
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let server = format!("{}/server", namespace.name());
     assert!(!found().contains(&server), "{}", found());

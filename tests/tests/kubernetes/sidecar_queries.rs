@@ -1,4 +1,4 @@
-//! Commands about sidecars in the pods of the control plane: each answers for its own sidecars and names the others.
+//! Sidecar queries in the Pods of the control plane: each responds for its own sidecars and names the others.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
 use leno_tests::eventually;
 use serde_json::Value;
 
-/// The pods of the control plane.
+/// Returns the Pods of the control plane.
 fn control_planes() -> Vec<String> {
     let selector = ["-l", "app.kubernetes.io/name=leno-control"];
     let running =
@@ -16,7 +16,7 @@ fn control_planes() -> Vec<String> {
     printed(&kubectl(&get)).split_whitespace().map(str::to_owned).collect()
 }
 
-/// Runs `leno` in a pod of the control plane.
+/// Runs `leno` in a Pod of the control plane.
 fn leno(pod: &str, arguments: &[&str]) -> Output {
     let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
     let data = ["--data", "/var/lib/leno/control"];
@@ -27,7 +27,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
 }
 
-/// The sidecars of a control plane in a namespace.
+/// Returns the sidecars of a control plane in a namespace.
 fn sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
     let proxies = leno(pod, &["get", "proxies", "-o", "json"]);
     let proxies: Vec<Value> = serde_json::from_slice(&proxies.stdout).unwrap_or_default();
@@ -36,7 +36,7 @@ fn sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
     names.filter(|name| name.starts_with(&own)).map(str::to_owned).collect()
 }
 
-/// The admin address of the sidecar in a pod, as the sidecar logged it at its start.
+/// Returns the admin address of a Pod's sidecar, as logged at its start.
 fn admin_address(namespace: &Namespace, pod: &str) -> Option<String> {
     let log = namespace.kubectl(&["logs", pod, "-c", "leno-proxy"]);
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
@@ -44,7 +44,6 @@ fn admin_address(namespace: &Namespace, pod: &str) -> Option<String> {
     after.split_whitespace().next().map(str::to_owned)
 }
 
-/// Finding A8 of issue 27.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn sidecars_in_other_pods_answer_over_their_streams() {
@@ -77,7 +76,7 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
             assert!(said.contains("elsewhere"), "{said}");
         }
         let said = text(&leno(pod, &["status"]));
-        // Other scenarios start and end pods at the same time.
+        // Other scenarios create and delete Pods at the same time.
         let own = format!("{}/", namespace.name());
         let is_own =
             |line: &&str| line.contains("without a connected sidecar") && line.contains(&own);
@@ -85,8 +84,8 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
     }
 }
 
-/// Taps of which the client was killed. The container runtime keeps the command; with `-i` it closes the standard input, which
-/// ends the tap long before its hour is over.
+/// Taps with a killed client. The container runtime keeps the command running; with `-i` it closes the standard
+/// input, which ends the tap long before its hour is over.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_tap_that_lost_its_client_ends() {
@@ -118,17 +117,17 @@ fn a_tap_that_lost_its_client_ends() {
             .stdout(Stdio::null());
         let mut client = client.spawn().expect("kubectl runs");
         eventually("the tap is open", PATIENCE, || (taps()? == 1).then_some(()));
-        // An input that ends in the first second of a tap says nothing: a few looks take longer.
+        // Input that ends in the first second of a tap is inconclusive: a few queries take longer.
         for _ in 0..LOOKS {
             assert_eq!(taps(), Some(1), "it is open while its client lives");
         }
-        // The client ends without a word to the API server.
+        // The client exits without closing its connection to the API server.
         client.kill().expect("it runs");
         client.wait().expect("it has ended");
         eventually("no tap is open", PATIENCE, || (taps()? == 0).then_some(()));
     }
 }
 
-/// Each look at the taps of a sidecar runs two commands in pods, of which each takes a tenth of a second or more.
+/// Each query of a sidecar's taps runs two commands in Pods, each of which takes at least a tenth of a second.
 const LOOKS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(120);

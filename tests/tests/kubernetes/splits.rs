@@ -1,5 +1,5 @@
-//! SMI's splits where SMI decides who may call whom: over namespaces, of HTTP and of TCP, with one
-//! account for all backends, and with a root that is one of them.
+//! SMI traffic splits together with SMI access control: across namespaces, for HTTP and TCP, with one account
+//! for all backends, and with a root that is also a backend.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::tcp::{expect_heard, heard, server};
 const STRICT: &str =
     "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
 
-/// A split over these Services in equal parts.
+/// Returns an equal split over these Services.
 fn split(root: &str, backends: &[&str]) -> String {
     let backends: Vec<String> =
         backends.iter().map(|name| format!("{{service: {name}, weight: 50}}")).collect();
@@ -23,7 +23,7 @@ fn split(root: &str, backends: &[&str]) -> String {
     )
 }
 
-/// Who may call these accounts: those of the clients, at everything.
+/// Returns targets that allow the clients' accounts to call these accounts.
 fn allowed(servers: (&Namespace, &[&str]), clients: (&Namespace, &[&str]), kind: &str) -> String {
     let sources: Vec<String> = clients
         .1
@@ -33,7 +33,7 @@ fn allowed(servers: (&Namespace, &[&str]), clients: (&Namespace, &[&str]), kind:
         })
         .collect();
     let sources = sources.join(", ");
-    // A rule that names no match of a group allows nothing, as in OSM.
+    // A rule without a match of a group allows nothing, as in OSM.
     let (spec, named) = match kind {
         "TCPRoute" => ("matches: {ports: [9000]}", ""),
         _ => ("matches: [{name: all, pathRegex: '.*', methods: ['*']}]", ", matches: [all]"),
@@ -93,7 +93,7 @@ fn backends_may_share_one_account() {
     };
     namespace.apply("{apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}");
     namespace.apply(&[of("v1"), of("v2")].join("---\n"));
-    // The root is one of its own backends here.
+    // The root is also a backend here.
     namespace.apply(&split("v1", &["v1", "v2"]));
     namespace.client("client");
     namespace.wait_ready();
@@ -115,7 +115,7 @@ fn connections_of_tcp_are_split_too() {
   {name: tcp-echo, port: 9000}]}}",
     );
     servers.apply(&split("root", &["one", "two"]));
-    // One of its own backends.
+    // The root is also a backend here.
     servers.apply(&split("one", &["one", "two"]));
     clients.client("client");
     clients.client("stranger");

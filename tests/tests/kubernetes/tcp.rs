@@ -1,11 +1,11 @@
-//! Opaque TCP between pods: who speaks first, and who may.
+//! Opaque TCP between Pods: client-first and server-first protocols, and authorization.
 
 use std::time::Duration;
 
 use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
 use leno_tests::eventually;
 
-/// A server of lines, and its Service; `banner` is what it says first.
+/// Returns a line protocol server and its Service; `banner` is sent first.
 pub(super) fn server(name: &str, banner: &str, port: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
@@ -18,7 +18,7 @@ pub(super) fn server(name: &str, banner: &str, port: &str) -> String {
     )
 }
 
-/// What a client hears that says one line, if anything.
+/// Returns the response to a client that sends one line, if any.
 pub(super) fn heard(namespace: &Namespace, client: &str, server: &str) -> String {
     let command = format!("(echo hello; sleep 1) | nc -w 3 {server} 9000");
     let output = namespace.exec(client, &["sh", "-c", &command]);
@@ -44,7 +44,7 @@ fn either_side_may_speak_first() {
     namespace.apply(
         &[server("echo", "", "tcp-echo"), server("first", "welcome", "tcp-first")].join("---\n"),
     );
-    // Nobody said what is spoken here.
+    // No protocol is declared.
     namespace.apply(&server("unnamed", "welcome", "lines"));
     namespace.wait_ready();
     expect_heard(&namespace, "client", "echo", |heard| heard == "pod=echo line=hello\n");

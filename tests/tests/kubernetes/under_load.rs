@@ -1,5 +1,4 @@
-//! What happens to a mesh while requests go through it at a constant rate: none may fail that the
-//! application did not fail itself.
+//! Load on a mesh at a constant rate: no request may fail, except by the application itself.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +8,7 @@ use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
 use leno_tests::eventually;
 use serde_json::Value;
 
-/// A client that sends requests at a constant rate until it is told to end, in a pod of its own.
+/// A Pod that sends requests at a constant rate until it is stopped.
 pub(crate) struct Load<'a> {
     namespace: &'a Namespace,
     began: Instant,
@@ -20,13 +19,13 @@ impl<'a> Load<'a> {
         Self::with(namespace, url, &nodes()[0], "")
     }
 
-    /// The same on a node that is not this one.
+    /// As [`Self::start`], on a node other than this one.
     pub(crate) fn away_from(namespace: &'a Namespace, url: &str, node: &str) -> Self {
         let other = nodes().into_iter().find(|it| it != node).expect("there is another node");
         Self::with(namespace, url, &other, "")
     }
 
-    /// The same, with a connection of its own for each request.
+    /// As [`Self::start`], with a new connection for each request.
     pub(crate) fn of_connections(namespace: &'a Namespace, url: &str) -> Self {
         Self::with(namespace, url, &nodes()[0], ", --fresh-connections")
     }
@@ -62,8 +61,8 @@ spec:
         Self { namespace, began: Instant::now() }
     }
 
-    /// Ends it, half a minute after it began at the earliest: how many requests were sent, and what failed.
-    /// What was done meanwhile was done under load.
+    /// Stops the load after at least half a minute; returns the number of requests and the failures. All
+    /// actions in between took place under load.
     pub(crate) fn end(self) -> (u64, Value) {
         eventually("the load has gone on for long enough", 2 * LEAST, || {
             (self.began.elapsed() >= LEAST).then_some(())
@@ -83,8 +82,8 @@ spec:
     }
 }
 
-/// A process of this machine, which the cluster's are too, by a word of its command line or of its environment:
-/// `file` is `cmdline` or `environ`.
+/// Returns a process of this machine, which includes the cluster's, by a word of its command line or
+/// environment: `file` is `cmdline` or `environ`.
 pub(crate) fn process(file: &str, word: &str) -> Option<u32> {
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).find(|pid: &u32| {
@@ -93,7 +92,7 @@ pub(crate) fn process(file: &str, word: &str) -> Option<u32> {
     })
 }
 
-/// The names of the nodes, in order.
+/// Returns the sorted names of the nodes.
 pub(crate) fn nodes() -> Vec<String> {
     let nodes = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
     let mut nodes: Vec<String> = nodes.split(' ').map(str::to_owned).collect();
@@ -126,7 +125,7 @@ fn a_rolling_restart_fails_no_request() {
     assert_eq!(failed, serde_json::json!({}));
 }
 
-/// The variable by which a load is known among the processes of this machine.
+/// The environment variable that identifies the process of a load on this machine.
 const MARK: &str = "LOAD_OF";
 /// Long enough for more than a thousand requests.
 const LEAST: Duration = Duration::from_secs(30);

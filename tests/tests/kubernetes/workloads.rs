@@ -1,4 +1,4 @@
-//! Pods of every kind: jobs that end, probes, rollouts.
+//! Pods of every kind: Jobs, probes, rollouts.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ fn probes_are_those_of_the_application() {
             state().starts_with("true").then_some(())
         });
         assert_eq!(state(), "true false", "{unwell}");
-        // The application's own answer; where nothing listens, one that says so.
+        // The application's own response; if no process listens, a response that reports it.
         let about = format!("involvedObject.name={unwell},reason=Unhealthy");
         let notes =
             ["get", "events", "--field-selector", &about, "-o", "jsonpath={.items[*].message}"];
@@ -108,7 +108,7 @@ fn probes_of_every_container_are_made_by_https_too() {
     let manifests = [
         pod("http-https", [clear.clone(), secure("HTTPS")]),
         pod("https-tcp", [secure("HTTPS"), connected(8081)]),
-        // Each fails for the second container alone: by the wrong port, by the wrong scheme.
+        // Each fails only because of the second container: by the wrong port, by the wrong scheme.
         pod("wrong-port", [clear.clone(), connected(8089)]),
         pod("wrong-scheme", [clear, secure("HTTP")]),
     ];

@@ -1,4 +1,4 @@
-//! Who is let in, through real sidecars: modes and policies, changed while requests flow.
+//! Authorization through real sidecars: modes and policies, changed while requests are in flight.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -12,7 +12,7 @@ struct Shop {
     stock: Application,
 }
 
-/// The settings of the mesh; `more` are further fields.
+/// Returns the mesh settings; `more` are further fields.
 fn config(mode: &str, more: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
@@ -27,7 +27,7 @@ fn manifests(config: &str, stock: &str, (port, door): (u16, u16)) -> String {
 }
 
 impl Shop {
-    /// A strict mesh in which no policy lets `web` call `stock`.
+    /// Starts a strict mesh in which no policy allows `web` to call `stock`.
     fn open() -> Self {
         let stock = Application::echo();
         let (port, door) = (stock.port(), free_port());
@@ -35,20 +35,20 @@ impl Shop {
         Self { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)), stock }
     }
 
-    /// Writes the manifests anew: the settings of the mesh, and further fields of `stock-1`.
+    /// Rewrites the manifests: the mesh settings, and further fields of `stock-1`.
     fn rewrite(&self, config: &str, stock: &str) {
         let ports = (self.stock.port(), self.door.port());
         self.mesh.write("mesh.yaml", &manifests(config, stock, ports));
     }
 
-    /// Waits until a GET of this path is answered so, by the application or by a sidecar.
+    /// Waits until a GET of this path has this status and reason, from the application or a sidecar.
     fn turns(&self, path: &str, expected: (u16, Option<&str>)) {
         let is = |answer: &Response| (answer.status, answer.reason()) == expected;
         let what = format!("{path} is answered {expected:?}");
         eventually(&what, PATIENCE, || get(self.door, path).ok().filter(is));
     }
 
-    /// What audit mode has counted for a reason.
+    /// Returns the audit mode count for a reason.
     fn audited(&self, reason: &str) -> f64 {
         let series = format!(
             "leno_audited_denials_total{{direction=\"inbound\",service=\"shop/stock\",port=\"{}\",\
@@ -85,7 +85,7 @@ fn audit_counts_what_strict_would_deny_until_it_is_strict() {
     let told = shop.explained("/items");
     assert!(told.contains("let in by audit mode; in strict mode 403 denied"), "{told}");
     assert!(told.contains("verdict   200-range"), "{told}");
-    // The workload's own mode goes before that of its namespace.
+    // The workload's own mode precedes that of its namespace.
     shop.rewrite(&audited, "  trafficMode: strict\n");
     shop.turns("/items", (403, Some("denied-outbound")));
 }
@@ -126,7 +126,7 @@ spec:
     let told = shop.explained("/items/admin");
     let denied = "403 denied-by-policy (the AccessPolicy shop/guard rule admin denies it)";
     assert!(told.contains(denied), "{told}");
-    // The connection stays, and what comes on it is judged by the rules of the day.
+    // The connection stays open, and its requests are subject to the current rules.
     shop.mesh.write("policy.yaml", &policy("{from: [{serviceAccount: web}]}"));
     shop.turns("/items/1", (403, Some("denied-by-policy")));
     assert_eq!(connection.get("/items/1").unwrap().reason(), Some("denied-by-policy"));

@@ -1,4 +1,4 @@
-//! How an endpoint is chosen, as policies have it, through real sidecars.
+//! Load balancing by policies through real sidecars.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use leno_tests::manifests::{client, mesh_config};
 use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
 
-/// `stock` with four instances, each of which answers with its own number, and a door to it.
+/// `stock` with four instances that respond with their number, and an outbound listener for it.
 struct Shop {
     mesh: Mesh,
     instances: Vec<Application>,
@@ -49,13 +49,13 @@ spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main
 }
 
 impl Shop {
-    /// A connection to the door: its requests are of one data thread.
+    /// Opens a connection to the listener: its requests are handled by one data thread.
     fn connect(&self) -> Connection {
         let door = SocketAddr::from((Ipv4Addr::LOCALHOST, self.door));
         Connection::open(door).expect("the door is open")
     }
 
-    /// Which instance answers a user.
+    /// Returns the instance that serves a user.
     fn serves(&self, connection: &mut Connection, user: usize) -> String {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\ncookie: a=b; user=u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
@@ -64,7 +64,7 @@ impl Shop {
         String::from_utf8(answer.body).expect("text")
     }
 
-    /// The instances of so many users.
+    /// Returns the instances of this number of users.
     fn map(&self, users: usize) -> Vec<String> {
         let mut connection = self.connect();
         (0..users).map(|user| self.serves(&mut connection, user)).collect()
@@ -100,7 +100,7 @@ fn a_user_keeps_an_instance_until_it_leaves_and_gets_it_back() {
         assert_eq!(shop.map(200), before, "every connection and thread finds the same");
         let fair = counts(&before);
         assert!(fair.values().all(|count| (20..=90).contains(count)), "{fair:?}");
-        // One instance goes: its users find others, and nobody else's change much.
+        // One instance is removed: its users move to others, and few other users move.
         let port = shop.instances[2].port();
         let manifests = std::fs::read_to_string(shop.mesh.file("mesh.yaml")).expect("it is there");
         shop.mesh.write("mesh.yaml", &manifests.replace(&instance(2, port), ""));

@@ -1,4 +1,4 @@
-//! `leno bench`, as a user runs it: short, and all of it on this machine.
+//! `leno bench` as run by a user: short, and entirely on this machine.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -15,11 +15,11 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Runs a suite for as short as it can be; its report and what it said on the way.
+/// Runs a suite in its shortest form; returns the report and the progress output.
 fn bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     let mut command = leno();
     command.arg("bench").args(arguments).args(SHORT).args(["-o", "json"]);
-    // Nobody has installed a contender here.
+    // No contender is installed here.
     command.env("XDG_STATE_HOME", home.path());
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -70,7 +70,7 @@ fn every_contender_gets_every_figure() {
     assert!(number(sidecars, &["client"]) > 0.0 && number(sidecars, &["server"]) > 0.0);
     let baseline = number(leno, &["ratio_to_leno", "cpu_us_per_request"]);
     assert!((baseline - 1.0).abs() < f64::EPSILON, "{baseline}");
-    // What was measured can be started again from the report alone.
+    // The report alone suffices to repeat the measurement.
     let facts = report["contenders"].as_array().unwrap();
     let facts = facts.iter().find(|facts| facts["name"] == "leno").unwrap();
     let manifests = &facts["configuration"][0]["files"][0][1];
@@ -172,7 +172,7 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
         }
         large.len()
     };
-    // Ours in the published shape, one for each link, and the published one; four plots.
+    // Our table in the published form, one for each link, and the published one; four plots.
     assert!(large("table") >= 4 && large("svg") >= 4, "{:#?}", shown.parts);
 }
 
@@ -182,7 +182,7 @@ fn nothing_is_left_running_when_it_is_interrupted() {
     command.args(["bench", "sidecar", "--contenders", "leno", "--duration", "60s"]);
     let mut bench = Program::start("leno bench", &mut command);
     bench.wait_for_line("leno, repeat 1", PATIENCE);
-    // Control plane, two sidecars, backend and load.
+    // Control plane, two sidecars, backend and load generator.
     let (started, _) = eventually("everything runs", PATIENCE, || {
         let started = children(bench.pid());
         (started.len() == 5).then_some(started)
@@ -199,5 +199,5 @@ fn nothing_is_left_running_when_it_is_interrupted() {
 
 const SHORT: [&str; 6] = ["--duration", "2s", "--warmup", "200ms", "--repeats", "1"];
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Ground, lines, text and what its edges are smoothed with.
+/// Background, lines, text and antialiasing.
 const COLOURS_MIN: usize = 8;

@@ -1,4 +1,4 @@
-//! `leno bug-report`: one file with what the mesh says, and no secrets.
+//! `leno bug-report`: one file with the mesh's state, without secrets.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -42,7 +42,7 @@ fn a_report_without_a_control_plane_says_so_and_fails() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("missing: control: no mesh answers at"), "{said}");
-    // What is known without it is there.
+    // Information available without the mesh is included.
     let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
     assert!(String::from_utf8(listed.stdout).unwrap().contains("about.json"));
 }

@@ -1,4 +1,4 @@
-//! Policies of a service that a canary route forwards to others, through real sidecars.
+//! Policies of a service with a canary route to other services, through real sidecars.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use leno_tests::manifests::{client, mesh_config};
 use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port, get, leno};
 use serde_json::Value;
 
-/// The service `api` with a route to `api-v1` and `api-v2`, each with instances of its own.
+/// The service `api` with a route to `api-v1` and `api-v2`, each with its own instances.
 struct Canary {
     mesh: Mesh,
     door: SocketAddr,
@@ -19,7 +19,7 @@ struct Canary {
 
 const BOTH: [(&str, u32); 2] = [("api-v1", 80), ("api-v2", 20)];
 
-/// A route of each kind that forwards everything to these services, by weight.
+/// Returns a route of each kind that forwards all requests to these services by weight.
 fn route(kind: &str, backends: &[(&str, u32)]) -> String {
     let port = if kind == "TrafficSplit" { "" } else { ", port: 9080" };
     let field = if kind == "TrafficSplit" { "service" } else { "name" };
@@ -63,7 +63,7 @@ fn policy(kind: &str, target: &str, spec: &str) -> String {
     )
 }
 
-/// `instances`: of which version each is, and the application there.
+/// Starts the mesh; `instances` has the version and application of each instance.
 fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Canary {
     let door = free_port();
     let mut manifests = mesh_config("permissive") + &client("web", &[], &[("api", door)]);
@@ -85,13 +85,13 @@ fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Ca
 }
 
 impl Canary {
-    /// The status of a request, and the reason of the mesh.
+    /// Returns the status of a request, and the mesh's reason.
     fn verdict(&self, path: &str) -> (u16, Option<String>) {
         let answer = get(self.door, path).expect("the door answers");
         (answer.status, answer.reason().map(str::to_owned))
     }
 
-    /// A request that an application holds; `received` counts those that reach one.
+    /// Starts a request that an application holds; `received` counts the requests that reach one.
     fn hold(&self, received: impl Fn() -> usize) -> Connection {
         let before = received();
         eventually("a request is held", PATIENCE, || {
@@ -99,7 +99,7 @@ impl Canary {
             let request = "GET /hold HTTP/1.1\r\nhost: test\r\n\r\n";
             connection.send(request).expect("it takes a request");
             while received() == before {
-                // A request before it may still count for a moment: then this one is rejected.
+                // A previous request may still count for a moment: then this one is rejected.
                 if connection.stirs(Duration::from_millis(50)).expect("it is open") {
                     return None;
                 }
@@ -124,7 +124,7 @@ impl Canary {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// *In force* of a policy, and why not.
+    /// Returns *In force* of a policy, and the reason if it is not.
     fn in_force(&self, kind: &str) -> (bool, String) {
         let policies = self.mesh.ask("policies");
         let policies = policies.as_array().expect("a list");
@@ -135,7 +135,7 @@ impl Canary {
     }
 }
 
-/// An application that answers, but for `/hold`, and counts requests.
+/// Returns an application that responds except to `/hold`, and its request counter.
 fn holding() -> (Application, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
@@ -204,7 +204,7 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
     ];
     let instances = [("v1", &broken), ("v1", &well), ("v2", &v2)];
     let canary = canary(&instances, &route("HTTPRoute", &BOTH), &policies.concat());
-    // One connection is of one data thread, which counts for itself.
+    // One connection uses one data thread, which has its own counters.
     let mut connection = Connection::open(canary.door).expect("the door is open");
     let statuses: Vec<u16> =
         (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
@@ -229,7 +229,7 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
         connection.receive().expect("it is answered").body
     };
     let mut map = || -> Vec<Vec<u8>> { (0..24).map(&mut serves).collect() };
-    // Users of an instance that is not open yet are served by another.
+    // Users of an instance that is not ready yet are served by another.
     let all = |map: &[Vec<u8>]| map.iter().collect::<HashSet<_>>().len() == applications.len();
     eventually("each instance serves users", PATIENCE, || all(&map()).then_some(()));
     let first = map();

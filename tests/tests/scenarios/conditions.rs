@@ -1,4 +1,4 @@
-//! Conditions that break traffic are findings: closed listeners, applications that do not stay up, circuits, state.
+//! Conditions that break traffic as findings: closed listeners, crash loops, circuits, state.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use leno_tests::{
 
 use crate::seeing::browse;
 
-/// Exit code and text of a command about the mesh.
+/// Returns the exit code and output of a command.
 fn said(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
     let output = mesh.leno(arguments);
     let text = [output.stdout, output.stderr].concat();
@@ -21,7 +21,7 @@ fn at(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// A client with another listener.
+/// Returns a client with another listener.
 fn other_client(door: u16) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: client-2, namespace: bookinfo}}\n\
@@ -29,12 +29,12 @@ fn other_client(door: u16) -> String {
     )
 }
 
-/// Finding F2 of issue 26: another program has the port of a listener, and one that of an application.
+/// Other programs use the port of a listener, and the port of an application.
 #[test]
 fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     let (foreign_door, foreign) = (Application::echo(), Application::echo());
     let port = foreign.port();
-    // It loads one module, so that it exits at once while the port is taken, also on a busy machine.
+    // It loads only one module, so it exits immediately while the port is in use, even on a busy machine.
     let program = format!(
         "import socket; s = socket.create_server(('127.0.0.1', {port})); \
          answer = b'HTTP/1.1 200 OK\\\\r\\\\ncontent-length: 0\\\\r\\\\nconnection: close\\\\r\\\\n\\\\r\\\\n'; \
@@ -49,7 +49,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
         first.contains("but 1 listener is closed and 1 application does not stay up"),
         "{first}"
     );
-    // Nothing is forwarded to the process that has the port.
+    // No request is forwarded to the process that has the port.
     for _ in 0..20 {
         let response = get(at(door), "/").unwrap();
         let body = String::from_utf8_lossy(&response.body).into_owned();
@@ -92,7 +92,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     });
 }
 
-/// The page has the findings of `leno status`.
+/// Checks that the page has the findings of `leno status`.
 fn the_page_shows_the_same_findings(mesh: &Mesh) {
     let page = mesh.ask("status")["page"].as_str().expect("it has a page").to_owned();
     let address: SocketAddr =
@@ -113,7 +113,7 @@ fn the_page_shows_the_same_findings(mesh: &Mesh) {
     browse("conditions", &page);
 }
 
-/// Another process takes the port while the application runs and does not listen yet.
+/// Another process binds the port while the application runs and does not listen yet.
 #[test]
 fn a_port_that_another_process_took_first_is_not_forwarded_to() {
     let foreign = Application::echo();
@@ -138,7 +138,7 @@ fn a_port_that_another_process_took_first_is_not_forwarded_to() {
     assert!(page.world()["application"][port.to_string()].as_str().unwrap().contains("taken by"));
 }
 
-/// The sidecar of the application waits for ten seconds, and the client's sidecar does not repeat the wait.
+/// The application's sidecar waits for ten seconds, and the client's sidecar does not repeat the wait.
 #[test]
 fn a_request_waits_once_for_an_application_that_does_not_listen() {
     let door = free_port();
@@ -151,7 +151,7 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
     assert_eq!(retries, Some("leno_retries_total 0"), "{metrics}");
 }
 
-/// Requests wait for 10 s at most, so that the application is a problem soon after, while no request has failed yet.
+/// Requests wait at most 10 s; the application is reported soon after that, before any request has failed.
 #[test]
 fn an_application_that_never_listens_is_a_finding_without_a_request() {
     let port = free_port();
@@ -204,7 +204,7 @@ fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
     eventually("the client answers", Duration::from_secs(20), || {
         get(at(door), "/").ok().filter(|response| response.status == 200)
     });
-    // A directory in the place of a file fails for root as well.
+    // A directory in place of the file makes writes fail even for root.
     let world = mesh.data().join("proxies/bookinfo/client-1/world.bin");
     eventually("the state cannot be written", Duration::from_secs(20), || {
         std::fs::remove_file(&world).ok();

@@ -1,4 +1,4 @@
-//! Services that decide in place of a sidecar: Envoy's own types, and its rate limit service.
+//! External authorization and rate limit services: Envoy's own types, and its rate limit service.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -20,7 +20,7 @@ fn ask(door: SocketAddr, fields: &str) -> Option<Response> {
     exchange(door, &request).ok()
 }
 
-/// An application that answers what it was told by whoever let the request in.
+/// Returns an application that responds with the headers added by the authorization service.
 fn stock() -> Application {
     Application::start(|request| {
         let (told, key) = (request.header("x-told"), request.header("x-key"));
@@ -74,11 +74,11 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     let told = String::from_utf8(told.stdout).expect("text");
     assert!(told.contains("asks shop/authorizer port 9080 whether it may come in"), "{told}");
 
-    // The first by name decides.
+    // The first policy by name decides.
     mesh.write("a.yaml", &authorization("a-outside", &format!("url: \"http://{at}\"")));
     eventually("the server outside lets in", PATIENCE, || decided("a-outside"));
     assert_eq!(ask(door, "").expect("the door answers").status, 401);
-    // Nobody is there.
+    // No server listens on this port.
     let nobody = format!("url: \"http://127.0.0.1:{}\"", free_port());
     mesh.write("a.yaml", &authorization("a-outside", &nobody));
     eventually("nobody decides", PATIENCE, || {
@@ -132,14 +132,14 @@ fn an_authorization_service_sees_bodies() {
     assert_eq!((answer.status, answer.reason()), (413, Some("body-too-large")));
 }
 
-/// Limits of envoyproxy/ratelimit: three for each client in an hour.
+/// Limits of envoyproxy/ratelimit: three requests per client and hour.
 const LIMITS: &str = "domain: shop
 descriptors:
 - key: client
   rate_limit: {unit: hour, requests_per_unit: 3}
 ";
 
-/// A service that counts in a Redis of its own.
+/// Starts a rate limit service with its own Redis.
 fn counting(directory: &Path) -> (Program, Program, u16) {
     let (redis, grpc) = (free_port(), free_port());
     let mut command = Command::new("redis-server");
@@ -197,7 +197,7 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
     ];
     let _mesh = Mesh::up(&manifests.concat());
     let [to_one, to_two, of_app] = doors.map(loopback);
-    // What another client does tells when the service has its limits.
+    // Another client's response shows that the service has loaded its limits.
     let (first, _) = eventually("another client is let in", PATIENCE, || {
         ask(of_app, "").filter(|answer| answer.status == 200)
     });

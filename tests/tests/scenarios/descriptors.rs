@@ -1,4 +1,4 @@
-//! Processes that have no file descriptor for another connection: they wait, take no CPU time, and go on.
+//! Processes without a free file descriptor: they wait without CPU usage, and recover.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,8 +18,8 @@ struct Exhausted {
 }
 
 impl Exhausted {
-    /// Leaves the process no descriptor beyond those that it has now: a new one would get the lowest free
-    /// number, which is the limit.
+    /// Limits the process to its current descriptors: a new one would get the lowest free number, which is the
+    /// limit.
     fn new(pid: u32) -> Self {
         let numbers = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
         let numbers = numbers.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse::<u64>().ok());
@@ -44,7 +44,7 @@ impl Drop for Exhausted {
     }
 }
 
-/// The CPU time that a process has taken, in ticks of a hundredth of a second (proc(5)).
+/// Returns the CPU time of a process in ticks of a hundredth of a second (proc(5)).
 pub(super) fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
     let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
@@ -52,8 +52,8 @@ pub(super) fn ticks(pid: u32) -> u64 {
     [fields[11], fields[12]].iter().filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// The share of one core that a process takes while this connection gets no answer, at least in one of
-/// three periods of a second.
+/// Returns the process's share of one core while this connection waits for a response, as the minimum of three
+/// periods of a second.
 fn share(pid: u32, mut waiting: impl FnMut() -> ErrorKind) -> f64 {
     let periods = (0..3).map(|_| {
         let (before, start) = (ticks(pid), Instant::now());
@@ -63,7 +63,7 @@ fn share(pid: u32, mut waiting: impl FnMut() -> ErrorKind) -> f64 {
     periods.fold(f64::INFINITY, f64::min)
 }
 
-/// Opens more connections than there are descriptors for, and measures while they wait.
+/// Opens more connections than there are descriptors, and measures while they wait.
 fn measure(pid: u32, address: SocketAddr) -> f64 {
     let connect = || TcpStream::connect(address).expect("the kernel accepts it");
     let mut waiting: Vec<TcpStream> = (0..40).map(|_| connect()).collect();

@@ -1,4 +1,4 @@
-//! `leno diagnose`: the step that fails is the one that is named.
+//! `leno diagnose`: it names the step that fails.
 
 use std::process::Output;
 
@@ -65,7 +65,7 @@ fn the_step_that_fails_is_named() {
     });
 }
 
-/// Another workload, that calls the first.
+/// Another workload that calls the first.
 const CALLER: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: web-1, namespace: shop, labels: {app: web}}
@@ -81,7 +81,7 @@ fn a_sidecar_that_does_not_answer_is_found_by_the_one_that_calls_it() {
     let of_cart = |proxy: &&Value| proxy["workload"] == "shop/cart-1";
     let pid = proxies.as_array().unwrap().iter().find(of_cart).unwrap()["pid"].as_u64().unwrap();
     let pid = u32::try_from(pid).unwrap();
-    // It holds its ports, and says nothing.
+    // It keeps its ports open and does not respond.
     signal_pid(pid, Signal::STOP);
     let (code, said) = diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     signal_pid(pid, Signal::CONT);
@@ -102,12 +102,12 @@ spec: {trafficMode: strict}
     assert_eq!(code, Some(1), "{said}");
     let verdict = "✗ decision     GET http://cart.shop:80/: 403 denied";
     assert!(said.contains(verdict), "{said}");
-    // Who may not use a service is not told where it is.
+    // A client that may not use a service does not receive its endpoints.
     let untold = "· connectivity its sidecar knows no endpoint of shop/cart";
     assert!(said.contains(untold), "{said}");
 }
 
-/// The names that the sidecar of a workload has asked for.
+/// Returns the subscriptions of a workload's sidecar.
 fn names_of(control: &ControlPlane, workload: &str) -> Vec<String> {
     let proxies = control.ask("proxies");
     let of_workload = |proxy: &&Value| proxy["workload"] == workload;
@@ -149,7 +149,7 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
     assert!(!String::from_utf8_lossy(&done.stdout).contains("typo"));
 }
 
-/// A policy about tokens at its service, with keys in a file that is not there yet.
+/// A JWT policy for its service, with keys in a file that does not exist yet.
 const TOKENS: &str = "---
 apiVersion: leno.dev/v1alpha1
 kind: JwtValidation

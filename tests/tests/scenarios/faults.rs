@@ -1,4 +1,4 @@
-//! Faults: what breaks, breaks alone, and is said.
+//! Failures: they stay isolated and are reported.
 
 mod chaos;
 mod circuit;
@@ -26,14 +26,15 @@ use std::time::Duration;
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{AdminPage, Answer, Application, Mesh, eventually, free_port, get};
 
-/// An application inside the test that counts the requests that reach it.
+/// An application in the test process that counts its requests.
 struct Counted {
     application: Application,
     requests: Arc<AtomicUsize>,
 }
 
 impl Counted {
-    /// Answers each request with what `answer` makes of its target; `answer` may block.
+    /// Starts an application that responds with the result of `answer` for the request target; `answer` may
+    /// block.
     fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let requests = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&requests);
@@ -44,7 +45,7 @@ impl Counted {
         Self { application, requests }
     }
 
-    /// Answers each request with its own target.
+    /// Starts an application that responds with the request target.
     fn echo() -> Self {
         Self::start(str::to_owned)
     }
@@ -53,20 +54,20 @@ impl Counted {
         self.application.port()
     }
 
-    /// How many requests have arrived, answered or not.
+    /// Returns the number of received requests, completed or not.
     fn requests(&self) -> usize {
         self.requests.load(Ordering::SeqCst)
     }
 }
 
-/// A service `ratings` that the test answers for, and a workload `web` with a door to it.
+/// A service `ratings` served by the test, and a workload `web` with an outbound listener for it.
 struct Shop {
     manifests: String,
     ratings: Counted,
     door: SocketAddr,
 }
 
-/// `mode` is `permissive` or `strict`.
+/// Returns the shop; `mode` is `permissive` or `strict`.
 fn shop(mode: &str, ratings: Counted) -> Shop {
     let port = free_port();
     let manifests = [
@@ -81,19 +82,19 @@ fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// The admin page of a workload's sidecar, once that is connected.
+/// Returns the admin page of a workload's sidecar, once the sidecar is connected.
 pub(crate) fn sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
     let look = || AdminPage::of(&mesh.ask("proxies"), workload);
     eventually(&format!("the sidecar of {workload} is connected"), PATIENCE, look).0
 }
 
-/// Waits until a door answers with a status.
+/// Waits until a listener responds with a status.
 fn turns(door: SocketAddr, status: u16) -> Duration {
     let look = || get(door, "/").ok().filter(|response| response.status == status);
     eventually(&format!("{door} answers {status}"), PATIENCE, look).1
 }
 
-/// Lets `web` GET everything of `ratings`.
+/// Allows all GET requests of `web` to `ratings`.
 const ALLOWED: &str = "apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
 metadata: {name: ratings-http, namespace: shop}

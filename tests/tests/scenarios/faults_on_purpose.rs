@@ -1,4 +1,4 @@
-//! Faults that a policy injects: what clients see of them, and what services do not.
+//! Fault injection: the effects on clients, and on services.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     assert!((60..=140).contains(&well), "{well} of 200");
     assert_eq!(heard.load(Ordering::SeqCst) - before, well, "nothing is retried");
 
-    // The body of a request that is answered is read, so that its connection goes on.
+    // The request body is read, so the connection stays usable.
     let post =
         "POST /broken HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
     assert_eq!(exchange(web, post).expect("the door answers").status, 418);

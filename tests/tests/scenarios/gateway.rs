@@ -1,4 +1,5 @@
-//! A gateway on this machine: `leno gateway`, a control plane that is told of it, curl as a stranger.
+//! A gateway on this machine: `leno gateway`, a control plane with its configuration, curl as the external
+//! client.
 
 mod edge;
 mod stop;
@@ -16,7 +17,7 @@ use rustls::pki_types::pem::PemObject as _;
 
 use super::half_open::{Honest, measure};
 
-/// The rules that most listeners here have.
+/// Returns the rules of most listeners here.
 fn rules() -> Vec<RouteRule> {
     let redirect = Redirect {
         scheme: Some(Scheme::Https),
@@ -97,7 +98,7 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
         secure(listener("one", "shop.example.com", "", rules()), &one),
         secure(listener("two", "cart.example.com", "", rules()), &two),
     ];
-    // What goes on as it is goes on to the port beside it.
+    // TLS passthrough forwards to the HTTPS port of the same gateway.
     edge.plain_at("beside", https);
     let passthrough = TlsRule {
         route: "bookinfo/route".parse().expect("a name"),
@@ -124,7 +125,7 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
     assert_eq!(edge.curl("else.example.com", https, &one, &["-k"]), "000 0");
     assert_eq!(edge.curl("shop.example.com", through, &one, &[]), "200 2");
     assert_eq!(edge.curl("cart.example.com", through, &two, &[]), "000 0");
-    // A new certificate in place of the old one.
+    // A new certificate replaces the old one.
     let three = certificate("shop.example.com");
     let listeners = vec![secure(listeners[0].clone(), &three), listeners[1].clone()];
     edge.serve(vec![
@@ -174,7 +175,7 @@ fn ports_come_and_go_while_connections_to_others_live_on() {
     goes_on();
 }
 
-/// On a busy machine.
+/// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Floods of half-open handshakes against real processes, and the time that honest clients take meanwhile.
+//! Floods of half-open handshakes on real processes, and the latency of honest clients meanwhile.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ pub(super) struct Honest {
 }
 
 impl Honest {
-    /// A handshake, and the first byte or the end that follows a request.
+    /// Performs a handshake and a request, and waits for the first byte or the end.
     fn visit(&self) -> Option<Duration> {
         let start = Instant::now();
         let mut tcp = TcpStream::connect_timeout(&self.address, PATIENCE).ok()?;
@@ -48,7 +48,7 @@ impl Honest {
         is_answered.then(|| start.elapsed())
     }
 
-    /// The ClientHello of such a client.
+    /// Returns the ClientHello of such a client.
     fn hello(&self) -> Vec<u8> {
         let config = Arc::clone(&self.config);
         let mut session = ClientConnection::new(config, self.name.clone()).expect("a session");
@@ -58,12 +58,12 @@ impl Honest {
     }
 }
 
-/// Leaves no port behind that waits: there are 28,000 of them.
+/// Closes without TIME_WAIT: there are only 28,000 ports.
 fn reset(tcp: &TcpStream) {
     SockRef::from(tcp).set_linger(Some(Duration::ZERO)).ok();
 }
 
-/// Half-open handshakes at this rate, each of which lasts as long as a server lets it, at most 10 s.
+/// Opens half-open handshakes at this rate; each lasts until the server closes it, at most 10 s.
 fn flood(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinHandle<usize> {
     std::thread::spawn(move || {
         let (mut open, mut number) = (std::collections::VecDeque::new(), 0_u32);
@@ -89,8 +89,8 @@ fn flood(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinHandle<usize
     })
 }
 
-/// Prints one line for each kind of flood. One flood at a time: two of them have more connections open than a process may
-/// have descriptors, and honest clients would fail for the lack of one.
+/// Prints one line for each kind of flood. Floods run one at a time: two would have more connections open than
+/// a process may have descriptors, and honest clients would fail for lack of one.
 pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,11 +177,11 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
     measure("control plane", mesh.up.pid(), &honest);
 }
 
-/// An empty join: the control plane ends the connection.
+/// An empty join: the control plane closes the connection.
 const NO_JOIN: &[u8] = &[0, 0, 0, 0];
 const PATIENCE: Duration = Duration::from_secs(12);
-/// Half-open handshakes a second.
+/// Half-open handshakes per second.
 const RATE: u32 = 1000;
 const LASTS: Duration = Duration::from_secs(30);
-/// The time between honest clients.
+/// The interval between honest clients.
 const EVERY: Duration = Duration::from_millis(100);

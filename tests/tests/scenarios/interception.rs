@@ -1,4 +1,4 @@
-//! What `leno intercept` makes of a network namespace, as `nft` shows it.
+//! The rules of `leno intercept` in a network namespace, as listed by `nft`.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
 mod border;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use leno_tests::{ControlPlane, Program, eventually, is_root, leno};
 
-/// Every kind of rule.
+/// Options for every kind of rule.
 const OPTIONS: &[&str] = &[
     "--exclude-outbound-ports=25,5432",
     "--exclude-outbound-ranges=192.0.2.0/24,10.128.0.0/9,2001:db8::/32,203.0.113.7",
@@ -23,7 +23,7 @@ const OPTIONS: &[&str] = &[
     "--dns",
 ];
 
-/// A network namespace of this test's own, gone when dropped.
+/// A network namespace for this test, deleted when dropped.
 struct Namespace(String);
 
 impl Namespace {
@@ -42,7 +42,7 @@ impl Namespace {
         command
     }
 
-    /// Gives it a way out, so that the kernel routes what it is to redirect.
+    /// Adds a default route, so that the kernel routes the packets that are redirected.
     fn add_way_out(&self) {
         ip(&["-n", &self.0, "link", "add", "out0", "type", "veth", "peer", "name", "out1"]);
         ip(&["-n", &self.0, "address", "add", "192.0.2.7/24", "dev", "out0"]);
@@ -78,7 +78,7 @@ fn the_kernel_has_the_rules_that_are_shown() {
         return eprintln!("skipped: network namespaces need root");
     }
     let (ours, theirs) = (Namespace::new("ours"), Namespace::new("theirs"));
-    // The second time replaces what the first one left.
+    // The second run replaces the rules of the first.
     for options in [&["--exclude-outbound-ports=26"][..], OPTIONS, OPTIONS] {
         let output = ours.intercept(options);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -157,7 +157,7 @@ fn whether_rules_are_there_can_be_found_out() {
     assert!(with.status.success(), "{with:?}");
 }
 
-/// Two pods, and somebody without a sidecar, on one network with the control plane.
+/// Two Pods and an unmeshed client on one network with the control plane.
 struct Pods {
     subnet: u32,
     bridge: String,
@@ -175,7 +175,7 @@ const SIDECAR_UID: u32 = 1500;
 
 impl Pods {
     fn up() -> Self {
-        // Others of this process, and of other runs, have theirs.
+        // Other tests of this process, and other runs, have their own.
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let subnet = 1 + (std::process::id() + number) % 250;
@@ -201,12 +201,12 @@ impl Pods {
         &self.namespaces[(host - CLIENT) as usize]
     }
 
-    /// Leads the connections of a pod to a sidecar without any rights, and starts that.
+    /// Redirects the connections of a Pod to an unprivileged sidecar, and starts the sidecar.
     fn mesh(&mut self, host: u32, workload: &str) {
         self.mesh_with(host, workload, &[]);
     }
 
-    /// The same with options that both know.
+    /// As [`Self::mesh`], with options for both commands.
     fn mesh_with(&mut self, host: u32, workload: &str, options: &[&str]) {
         let output = self.at(host).intercept(options);
         assert!(output.status.success(), "{output:?}");
@@ -229,19 +229,19 @@ impl Pods {
         self.running.push(Program::start(workload, &mut command));
     }
 
-    /// A web server on the address of a pod.
+    /// Starts a web server on the address of a Pod.
     fn serve(&mut self, host: u32, port: u16) {
         let mut command = self.at(host).command("python3");
         command.args(["-m", "http.server", &port.to_string(), "--bind", &self.address(host)]);
         self.running.push(Program::start("application", &mut command));
     }
 
-    /// What an application in a pod is answered, or that its connection is reset.
+    /// Returns the response to an application in a Pod, or `reset`.
     fn ask(&self, from: u32, host: u32, port: u16) -> String {
         self.curl(from, &[&format!("http://{}:{port}/", self.address(host))])
     }
 
-    /// The status that `curl` sees from a pod, `reset`, or what else it says.
+    /// Returns the status of a `curl` request from a Pod, `reset`, or curl's error.
     fn curl(&self, from: u32, arguments: &[&str]) -> String {
         let mut curl = self.at(from).command("curl");
         curl.args(["-sSv", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"]).args(arguments);
@@ -249,7 +249,7 @@ impl Pods {
         if output.status.success() {
             return String::from_utf8(output.stdout).unwrap();
         }
-        // While it still connects (7, as where nobody listens), while it sends (55), or waits (56).
+        // While connecting (7, as for a closed port), sending (55), or waiting (56).
         let said = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
             Some(7) if said.contains("Connection reset by peer") => "reset".to_owned(),
@@ -274,7 +274,7 @@ impl Drop for Pods {
     }
 }
 
-/// A namespace with an address on the bridge.
+/// Returns a namespace with an address on the bridge.
 fn connected(bridge: &str, (subnet, host): (u32, u32), what: &str) -> Namespace {
     let namespace = Namespace::new(what);
     let outer = format!("{bridge}-{host}");
@@ -302,7 +302,7 @@ metadata: {name: server, namespace: shop}
 spec: {selector: {app: server}, ports: [{name: http-web, port: 80, targetPort: 8080}]}
 ";
 
-/// Nobody answers names, and the sidecars have no rights: as in pods.
+/// There is no DNS server, and the sidecars are unprivileged, as in Pods.
 #[test]
 fn pods_reach_each_other_by_address_and_what_is_outside() {
     if !is_root() {
@@ -313,14 +313,14 @@ fn pods_reach_each_other_by_address_and_what_is_outside() {
     pods.serve(STRANGER, 8080);
     pods.mesh(CLIENT, "client");
     pods.mesh(SERVER, "server");
-    // Mutual TLS to the workload, whose application listens at the pod's address.
+    // Mutual TLS to the workload; its application listens on the Pod's address.
     pods.reaches((CLIENT, SERVER, 8080), "200");
-    // Who has no sidecar is refused, and reached as before.
+    // An unmeshed client is rejected, and reachable as before.
     pods.reaches((STRANGER, SERVER, 8080), "reset");
     pods.reaches((CLIENT, STRANGER, 8080), "200");
-    // A pod reaches itself without its sidecar.
+    // A Pod reaches itself without its sidecar.
     pods.reaches((SERVER, SERVER, 8080), "200");
-    // The doors of the sidecar lead nowhere.
+    // The sidecar's listeners for redirected traffic forward no direct connections.
     for port in [15_001, 15_003] {
         assert_ne!(pods.ask(STRANGER, SERVER, port), "200");
         assert_ne!(pods.ask(CLIENT, CLIENT, port), "200");

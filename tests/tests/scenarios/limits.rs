@@ -1,4 +1,4 @@
-//! What is too much for a service is turned away at its own sidecar, and said so.
+//! Rate limits: excess requests are rejected at the service's own sidecar, with a reason.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,7 +18,7 @@ fn limit(spec: &str) -> String {
     )
 }
 
-/// `stock` behind a sidecar, with doors of `web` and of `app` to it.
+/// Starts `stock` behind a sidecar, with outbound listeners of `web` and `app` for it.
 fn shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
     let stock = Application::echo();
     let doors = [free_port(), free_port()];
@@ -67,13 +67,13 @@ fn each_client_gets_its_own_and_is_told_when_there_is_more() {
         "RateLimit shop/limit: clients lets in 5 requests in 3600s, 5 at once, of each client";
     assert!(told.contains(counts), "{told}");
     assert!(!explained(&mesh, "/free").contains("clients lets in"));
-    // Full buckets again, and a limit for all: a change of the policy is one of the limit.
+    // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, in: 1h}]";
     mesh.write("limit.yaml", &limit(rules).replace("name: limit", "name: a-limit"));
     let answer = |door| get(door, "/a").expect("the door answers").status;
     eventually("the other limit decides", PATIENCE, || (answer(web) == 200).then_some(()));
     assert_eq!((answer(app), answer(web)), (429, 429));
-    // Nothing limits any more.
+    // The limit no longer applies.
     mesh.remove("limit.yaml");
     eventually("the first decides again", PATIENCE, || {
         (get(web, "/a").ok()?.header("x-limit") == Some("clients")).then_some(())
@@ -126,7 +126,7 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
         assert_eq!(connection.get("/a").expect("it is carried").status, 200);
         open.push(connection);
     }
-    // The reset may find the client still connecting, sending or waiting.
+    // The reset may reach the client while it connects, sends or waits.
     let third = Connection::open(loopback(door)).and_then(|mut third| third.get("/a"));
     let ended = third.map(|answer| answer.status);
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];

@@ -1,4 +1,4 @@
-//! Changes of the only workload of a service in the files of a running mesh, under a constant load of requests to it.
+//! Live changes of a service's only workload under a constant load.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn at(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Serves two ports, and answers with a word.
+/// Serves two ports and responds with a word.
 const SERVER: &str = "import http.server,sys,threading\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 protocol_version='HTTP/1.1'\n\
@@ -32,7 +32,7 @@ struct State {
 }
 
 impl State {
-    /// The manifests of a mesh in which a client has a listener for each of the ports.
+    /// Returns the manifests of a mesh with a client that has a listener for each of the ports.
     fn manifests(&self, [door, raw_door]: [u16; 2]) -> String {
         let [port, raw] = self.ports;
         let command =
@@ -58,7 +58,7 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
         manifests + service
     }
 
-    /// Waits until requests get there, and the certificate is that of the account.
+    /// Waits until requests succeed and the certificate is that of the account.
     fn wait_for(&self, mesh: &Mesh, [door, raw_door]: [u16; 2]) {
         eventually(&format!("{self:?}"), PATIENCE, || {
             let certificates = mesh.ask("certificates");
@@ -72,7 +72,7 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
     }
 }
 
-/// Sends 50 requests per second until a signal ends it.
+/// Starts a load of 50 requests per second that runs until a signal.
 fn load(arguments: &[&str], door: u16) -> Program {
     let mut command = leno();
     command.args(["load", "--rate", "50", "-d", "1h", "--warmup", "0s", "--timeout", "60s"]);
@@ -80,7 +80,7 @@ fn load(arguments: &[&str], door: u16) -> Program {
     Program::start("leno load", &mut command)
 }
 
-/// Ends a load, and returns its report.
+/// Stops a load and returns its report.
 fn report(mut load: Program) -> Value {
     load.signal(Signal::INT);
     load.wait(PATIENCE);
@@ -90,7 +90,7 @@ fn report(mut load: Program) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {printed}"))
 }
 
-/// Requirement 7 of issue 26: the sidecar and the application are replaced, and requests wait for their successors.
+/// The sidecar and the application are replaced, and requests wait for their successors.
 #[test]
 fn ten_changes_of_the_only_instance_fail_no_request() {
     let doors = [free_port(), free_port()];
@@ -106,7 +106,7 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
     let kinds = ["port", "account", "run", "port account", "port account run"];
     for (number, kind) in kinds.iter().cycle().take(10).enumerate() {
         if kind.contains("port") {
-            // The command names them.
+            // The command contains them.
             state.ports = ports[usize::from(state.ports == ports[0])];
         }
         if kind.contains("account") {
@@ -121,7 +121,7 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
     for (protocol, load) in loads {
         let mut report = report(load);
         let errors = report["errors_by_kind"].as_object_mut().unwrap();
-        // Those were due at the moment of the signal.
+        // These were due at the time of the signal.
         errors.remove("unsent");
         assert!(errors.is_empty(), "{protocol}: {errors:?}\n{}", mesh.up.printed());
         let statuses = report["statuses"].as_object().unwrap();

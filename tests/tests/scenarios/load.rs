@@ -1,4 +1,4 @@
-//! `leno load` against real servers: what it counts, what it charges, what it prints.
+//! `leno load` against real servers: counts, latencies and output.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of it is tests")]
 
 use std::process::{Command, Output};
@@ -21,8 +21,8 @@ fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it()
     let open = run(&["--rate", "100"]);
     assert_eq!(open["requests"], 400);
     assert_eq!(open["errors"], 0);
-    // A quarter of the requests was due meanwhile and waited for half a second on average; on a
-    // busy machine others wait too.
+    // A quarter of the requests was due during the stall and waited for half a second on average; on a busy
+    // machine others wait as well.
     let ms = |report: &Value, name: &str| report["latency_us"][name].as_f64().unwrap() / 1e3;
     assert!(ms(&open, "p90") > 500.0, "{open:#}");
     assert!(ms(&open, "p99") > 900.0, "{open:#}");
@@ -142,7 +142,7 @@ fn several_rates_are_told_one_by_one_and_the_page_needs_nothing_but_itself() {
 fn a_signal_ends_the_run_early_with_a_report() {
     let (answered, count) = mpsc::channel();
     let server = Application::start(move |_| {
-        // After the count nobody listens any more.
+        // After this number, the receiver is gone.
         answered.send(()).ok();
         Answer::ok("ok")
     });
@@ -162,7 +162,7 @@ fn a_signal_ends_the_run_early_with_a_report() {
 #[test]
 fn http2_and_grpc_reach_a_server_that_is_not_ours() {
     let port = free_port();
-    // Closes the server of the fixture and opens one of its own.
+    // Closes the server block of the fixture and opens another.
     let nginx = Nginx::prepare(&format!(
         "location / {{ return 200 ok; }} }}
          server {{
@@ -189,13 +189,13 @@ fn http2_and_grpc_reach_a_server_that_is_not_ours() {
     assert_eq!(report["errors_by_kind"], serde_json::json!({"grpc-unavailable": 20}));
     assert_eq!(code, Some(1));
 
-    // Each connection is closed by the server, so that the ports of this side last.
+    // The server closes each connection, so client ports are not exhausted.
     let fresh = format!("http://127.0.0.1:{}/", nginx.port);
     let report = json(&["--fresh-connections", "-c", "4", "-n", "200", &fresh]);
     assert_eq!(report["errors"], 0, "{report:#}");
 }
 
-/// A server that answers nobody for a while, some time after its first request.
+/// Returns a server that stalls for this duration, some time after its first request.
 fn standing_still_from(begin: Duration, length: Duration) -> Application {
     let first = OnceLock::new();
     Application::start(move |_| {
@@ -208,14 +208,14 @@ fn standing_still_from(begin: Duration, length: Duration) -> Application {
     })
 }
 
-/// The JSON report of a run that succeeds.
+/// Returns the JSON report of a successful run.
 fn json(arguments: &[&str]) -> Value {
     let (report, code) = outcome(arguments);
     assert_eq!(code, Some(0), "{report:#}");
     report
 }
 
-/// The JSON report of a run, and its exit code.
+/// Returns the JSON report of a run, and its exit code.
 fn outcome(arguments: &[&str]) -> (Value, Option<i32>) {
     let output = load(&[arguments, &["-o", "json"]].concat());
     let report = serde_json::from_slice(&output.stdout);

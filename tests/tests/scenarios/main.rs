@@ -1,4 +1,4 @@
-//! Scenarios: real programs, unmodified, through a real mesh on this machine.
+//! Scenarios: real, unmodified programs through a real mesh on this machine.
 
 #[cfg(test)]
 mod access;

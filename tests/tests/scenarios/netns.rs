@@ -1,4 +1,4 @@
-//! Network namespaces: applications that know nothing of the mesh, and no way around it.
+//! Network namespaces: unmodified applications, with no way to bypass the mesh.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
 use std::io::Write;
@@ -28,7 +28,7 @@ metadata: {name: client-1, namespace: bookinfo, labels: {app: client}}
 spec: {serviceAccount: client}
 ";
 
-/// Sends back what it hears over UDP, and from where it heard it.
+/// A UDP server that responds with the datagram and its source address.
 const UDP_ECHO: &str = r#"
 ---
 apiVersion: leno.dev/v1alpha1
@@ -49,7 +49,8 @@ spec:
         here.sendto(repr(peer).encode() + b" " + data, peer)
 "#;
 
-/// Asks it with datagrams of several sizes, the largest in fragments; prints what came back whole.
+/// A UDP client that sends datagrams of several sizes, the largest in fragments, and prints the complete
+/// responses.
 const UDP_CLIENT: &str = r#"
 import os, socket, sys
 here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -63,7 +64,7 @@ for length in [0, 1, 512, 1400, 9000]:
     print(length, "same" if back == expected else "other")
 "#;
 
-/// A mesh in namespaces, on a subnet that no other test uses.
+/// A mesh in network namespaces, on a subnet that no other test uses.
 struct Placed {
     mesh: Mesh,
     client: Ipv4Addr,
@@ -82,7 +83,7 @@ impl Placed {
         Self { mesh, client, server, echo }
     }
 
-    /// Runs curl, unmodified and with no proxy, where the client's application is.
+    /// Runs unmodified curl without a proxy in the namespace of the client's application.
     fn curl(&self, url: &str) -> Output {
         self.run(&["curl", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", url])
     }
@@ -102,7 +103,7 @@ impl Placed {
     }
 }
 
-/// The first two bytes of a /16 that this machine has no route to, another one each time.
+/// Returns the first two bytes of a /16 without a route on this machine, a different one each time.
 fn free_network() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = || 56 + (std::process::id() * 3 + NEXT.fetch_add(1, Ordering::Relaxed)) % 200;
@@ -117,7 +118,7 @@ fn free_network() -> String {
     networks.find(free).expect("a network that nobody uses")
 }
 
-/// The address of a workload's namespace.
+/// Returns the address of a workload's namespace.
 fn address(mesh: &Mesh, workload: &str) -> Ipv4Addr {
     let text = format!("workload=bookinfo/{workload} admin=");
     let line = mesh.up.wait_for_line(&text, Duration::from_secs(10));
@@ -132,7 +133,7 @@ fn status(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Finding A8 of issue 27: the admin page of a sidecar is in a network of its own.
+/// The admin page of the sidecar is in a separate network.
 #[test]
 fn a_sidecar_whose_admin_page_cannot_be_reached_answers_over_its_stream() {
     if !is_root() {
@@ -187,7 +188,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
         let only_v6 = ["curl", "-6", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"];
         let ask = |url: &str| status(&placed.run(&[&only_v6[..], &[url]].concat()));
         assert_eq!(ask("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
-        // Of the network that services have addresses in, of a neighbour's, of nobody's.
+        // Addresses of the service network, of a neighboring network, and of an unused one.
         for elsewhere in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
             assert_eq!(ask(&format!("http://[{elsewhere}]:9080/")), "000", "{elsewhere}");
         }
@@ -196,7 +197,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
     let unknown = placed.curl("http://nobody.bookinfo:9080/");
     assert_eq!(unknown.status.code(), Some(6), "an unknown name does not resolve: {unknown:?}");
 
-    // The reset may find curl still connecting (7), sending or waiting (56): nothing came either way.
+    // The reset may reach curl while it connects (7), sends or waits (56): no data was transferred.
     let around = placed.curl(&format!("http://{}:9080/", placed.server));
     assert!(
         matches!(around.status.code(), Some(7 | 56)),
@@ -236,7 +237,7 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
     let asked = placed.run(&["python3", "-c", UDP_CLIENT, &placed.echo.to_string()]);
     let said = String::from_utf8_lossy(&asked.stdout);
     assert_eq!(said, "0 same\n1 same\n512 same\n1400 same\n9000 same\n", "{asked:?}");
-    // It is no request of the mesh, and nothing there counts it.
+    // It is not a request of the mesh, and is not counted.
     for sidecar in [placed.client, placed.echo] {
         let metrics = get_page(SocketAddr::from((sidecar, 15_000)), "/metrics").unwrap();
         let metrics = String::from_utf8(metrics.body).unwrap();
@@ -267,7 +268,7 @@ fn a_subnet_that_the_machine_reaches_elsewhere_is_refused() {
     up.wait_for_line(&expected, Duration::from_secs(5));
 }
 
-/// A device of this test that has a network; gone when dropped.
+/// A test device with a network, deleted when dropped.
 struct Bridge(String);
 
 impl Bridge {

@@ -1,4 +1,4 @@
-//! The first five minutes of a user: a server, a door, a policy, a mistake.
+//! The first five minutes of a user: a server, an outbound listener, a policy, a mistake.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -25,7 +25,7 @@ struct Shop {
     door: SocketAddr,
 }
 
-/// A Python web server behind one workload, a door to it at the other.
+/// Starts a Python web server behind one workload, with an outbound listener for it at the other.
 fn shop(mode: &str) -> Shop {
     let (port, door) = (free_port(), free_port());
     let command = format!("[\"python3\", \"-m\", \"http.server\", \"{port}\"]");

@@ -1,4 +1,4 @@
-//! Programs that know nothing of the mesh, hostile ones among them, and what operators see.
+//! Unmodified programs with a mesh, including hostile ones, and the operator's views.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -31,28 +31,28 @@ mod routes;
 mod tls_route;
 mod websocket;
 
-/// What a mesh may be: everybody in it may ask everything, or only what a policy allows.
+/// The modes of a mesh: members may send any request, or only those allowed by a policy.
 const MODES: [&str; 2] = ["permissive", "strict"];
 
-/// What no policy opens is closed by a sidecar in strict mode, and in no other.
+/// Asserts that the path is closed in strict mode and open in permissive mode, without a policy.
 fn assert_closed(mode: &str, door: SocketAddr, path: &str) {
     let reason = if mode == "strict" { Some("no-policy-route") } else { None };
     assert_eq!(get(door, path).unwrap().reason(), reason, "{mode}");
 }
 
-/// A port of loopback.
+/// Returns the address of a loopback port.
 fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Waits until the application behind a door answers; its process may have only begun.
+/// Waits until the application behind a listener responds; its process may have just started.
 fn answers(door: SocketAddr) {
     eventually("the application answers", Duration::from_secs(20), || {
         get(door, "/").ok().filter(|response| response.status != 503)
     });
 }
 
-/// What curl prints; fails with what it complains of.
+/// Returns the output of curl; panics with its error output.
 fn curl(arguments: &[&str]) -> String {
     let output = Command::new("curl").args(["-sS", "--max-time", "15"]).args(arguments).output();
     let output = output.expect("curl is installed");
@@ -61,14 +61,14 @@ fn curl(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A program that is ended when it takes a minute: it does in seconds what tests ask of it.
+/// Returns a command that is killed after a minute; tests need only seconds.
 fn bounded(program: &str) -> Command {
     let mut command = Command::new("timeout");
     command.args(["60", program]);
     command
 }
 
-/// Bytes that do not compress and are the same at every run.
+/// Returns incompressible bytes that are the same in every run.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     std::iter::repeat_with(|| {

@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes sidecars and the control plane, and takes our alert rules.
+//! A real Prometheus that scrapes sidecars and the control plane, and loads our alert rules.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -51,7 +51,7 @@ impl Prometheus {
         serde_json::from_slice::<Value>(&answer.body).ok().map(|answer| answer["data"].clone())
     }
 
-    /// The values of a query, once it has some.
+    /// Waits until a query has values, and returns them.
     fn values(&self, query: &str) -> Vec<f64> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let found = || {
@@ -64,7 +64,7 @@ impl Prometheus {
     }
 }
 
-/// Lets TCP clients speak with a Unix socket.
+/// Forwards TCP connections to a Unix socket.
 fn bridge(socket: PathBuf) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -115,7 +115,7 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
         exchange(door, &head).ok().filter(|answer| answer.status == 200)
     };
     eventually("a request is answered", PATIENCE, ask);
-    // Every target is up: each of their pages is read to its last line.
+    // Every target is up, so each page is parsed completely.
     eventually("all targets are up", PATIENCE, || {
         let up = prometheus.values("up");
         (up.len() == 3 && up.iter().all(|up| *up > 0.0)).then_some(())

@@ -1,4 +1,4 @@
-//! Clients and applications keep the meaning of their protocol through the mesh: rejections, half-close, GOAWAY.
+//! Protocol semantics through the mesh: rejections, half-close, GOAWAY.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -9,7 +9,7 @@ use leno_tests::manifests::{client, mesh_config, server_of};
 use leno_tests::{Answer, Application, Mesh, Nginx, Program, eventually, free_port, leno};
 use serde_json::Value;
 
-/// The output of curl, which speaks HTTP/2 with prior knowledge: the head and the body.
+/// Returns the output of curl with HTTP/2 prior knowledge: head and body.
 fn curl(arguments: &[&str]) -> String {
     let output = Command::new("curl")
         .args(["-s", "-i", "--max-time", "20", "--http2-prior-knowledge"])
@@ -20,7 +20,7 @@ fn curl(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Finding F4: strict mode, and no policy lets the client call the service.
+/// Strict mode without a policy that allows the client to call the service.
 #[test]
 fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
     let application = Application::start(|_| Answer::ok("ok"));
@@ -48,7 +48,7 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
     }
 }
 
-/// A mesh of one server and its client, and the client's listener.
+/// Starts a mesh of one server and its client, and returns the client's listener.
 fn pair(port: u16, protocol: &str) -> (Mesh, u16) {
     let door = free_port();
     let manifests = mesh_config("permissive")
@@ -57,7 +57,6 @@ fn pair(port: u16, protocol: &str) -> (Mesh, u16) {
     (Mesh::up(&manifests), door)
 }
 
-/// Case f01.
 #[test]
 fn a_client_that_ends_its_direction_gets_its_answer() {
     let application = Application::start(|request| match request.what().1 {
@@ -79,7 +78,7 @@ fn a_client_that_ends_its_direction_gets_its_answer() {
     }
 }
 
-/// Case f02, with a server that ends a connection of HTTP/2 after 20 requests.
+/// The server ends an HTTP/2 connection after 20 requests.
 #[test]
 fn no_request_fails_when_nginx_ends_its_connections() {
     let port = free_port();

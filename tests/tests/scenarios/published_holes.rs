@@ -1,4 +1,4 @@
-//! Nine published holes of the meshes that Leno replaces, each with the behavior of Leno in place of it.
+//! Nine published vulnerabilities of the meshes that Leno replaces, with Leno's behavior instead.
 //!
 //! docs/security.md lists them with these tests.
 
@@ -44,7 +44,7 @@ impl Machines {
         Self { control, web, stock, _application: application }
     }
 
-    /// All private keys of the mesh, each as a part of its text.
+    /// Returns a part of the text of each private key in the mesh.
     fn keys(&self) -> Vec<String> {
         let states = ["shop/stock-1", "shop/web-1"].map(|workload| self.control.state(workload));
         let keys: Vec<String> = states
@@ -57,7 +57,7 @@ impl Machines {
     }
 }
 
-/// a. Any client reads the configuration of any sidecar, keys included, and writes it.
+/// a. Any client reads the configuration of any sidecar, including keys, and writes it.
 #[test]
 fn a_no_client_without_a_certificate_controls_the_data_plane() {
     let machines = Machines::start();
@@ -76,7 +76,7 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
             );
         }
     }
-    // The port of the sidecars speaks TLS alone, and wants a certificate.
+    // The sidecars' port accepts only TLS, and requires a certificate.
     let address = machines.control.address();
     let plain =
         exchange(address, "GET /api/v1/repo HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
@@ -90,7 +90,7 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
     assert!(output.stdout.is_empty(), "{output:?}");
 }
 
-/// a, in a cluster: a review is no way to the API server, and so to the key of the authority.
+/// a, in a cluster: an admission review gives no access to the API server, and so not to the authority's key.
 #[test]
 fn a_no_pod_reads_the_api_server_through_the_webhook() {
     let mesh = ApiServer::with_control_plane();
@@ -119,7 +119,7 @@ fn a_no_pod_reads_the_api_server_through_the_webhook() {
     assert!(!log.contains(&secret) && !log.contains("PRIVATE KEY"), "a key is in the log");
 }
 
-/// b. A header names the caller, and policies believe it.
+/// b. Policies trust a header with the caller's identity.
 #[test]
 fn b_no_header_is_an_identity() {
     let stock = Application::echo();
@@ -130,7 +130,7 @@ fn b_no_header_is_an_identity() {
         client("web", &[], &[("stock", allowed)]),
         client("other", &[], &[("stock", denied)]),
         allowed_http("web", "stock", ".*"),
-        // The client's own sidecar lets it send: only the server's decides.
+        // The client's own sidecar permits the request: only the server's decides.
         allowed_http("other", "stock", "/public"),
     ];
     let _mesh = Mesh::up(&manifests.concat());
@@ -146,7 +146,7 @@ fn b_no_header_is_an_identity() {
     }
 }
 
-/// c. Each member reaches each TCP port, whatever the policies say.
+/// c. Every member can connect to every TCP port, regardless of policies.
 #[test]
 fn c_a_tcp_port_needs_a_policy() {
     let mesh = TcpShop::open();
@@ -157,7 +157,7 @@ fn c_a_tcp_port_needs_a_policy() {
     eventually("without it the port is closed", PATIENCE, || mesh.is_closed().then_some(()));
 }
 
-/// d. A client accepts each certificate of the mesh for each service.
+/// d. A client accepts every certificate of the mesh for every service.
 #[test]
 fn d_a_client_verifies_which_service_the_server_is() {
     let (stock, intruder) = (Application::echo(), Application::echo());
@@ -174,7 +174,7 @@ fn d_a_client_verifies_which_service_the_server_is() {
     let _client = Proxy::join(&control, "shop/web-1", &[]);
     let ask = || get(loopback(door), "/items").ok();
     eventually("the service responds", PATIENCE, || ask().filter(|it| it.status == 200));
-    // A server with a certificate of the mesh, of another account, takes the address of the service.
+    // A server with a mesh certificate of another account takes the address of the service.
     let address = server.page.inbound(stock.port());
     server.kill();
     let _forwarder = Forwarder::start(address, other.page.inbound(intruder.port()));
@@ -229,7 +229,7 @@ spec:
     }
 }
 
-/// f. The pages of a proxy show its key, and take a new program.
+/// f. The pages of a proxy reveal its key and accept a new program.
 #[test]
 fn f_no_local_page_shows_a_key_or_takes_a_change() {
     let machines = Machines::start();
@@ -250,7 +250,7 @@ fn f_no_local_page_shows_a_key_or_takes_a_change() {
     }
 }
 
-/// g. Logs hold bodies and `Authorization`.
+/// g. Logs contain bodies and `Authorization`.
 #[test]
 fn g_no_log_holds_a_body_or_a_credential() {
     let stock = Application::echo();
@@ -280,7 +280,7 @@ spec: {trustDomain: cluster.local, trafficMode: permissive, accessLog: {sampling
     assert!(!mesh.up.printed().contains("hunter2"), "{}", mesh.up.printed());
 }
 
-/// h. Objects hold passwords, tokens and kubeconfigs.
+/// h. Objects contain passwords, tokens and kubeconfigs.
 #[test]
 fn h_no_kind_has_a_field_for_a_secret() {
     let output = leno().args(["install"]).output().expect("leno runs");
@@ -295,13 +295,13 @@ fn h_no_kind_has_a_field_for_a_secret() {
     assert!(fields.contains("trafficmode"), "{fields:?}");
     for word in ["password", "passwd", "secret", "kubeconfig", "privatekey", "credential", "token"]
     {
-        // A switch: whether the token of a request goes on to the application.
+        // A switch: it forwards the token of a request to the application.
         let found = fields.iter().find(|name| name.contains(word) && *name != "forwardtoken");
         assert_eq!(found, None, "{word}");
     }
 }
 
-/// i. Without a target each TCP port is open; a target for HTTP opens TCP.
+/// i. Without a target every TCP port is open; a target for HTTP opens TCP.
 #[test]
 fn i_a_target_for_http_opens_no_tcp_port() {
     let mesh = TcpShop::open();
@@ -311,14 +311,15 @@ fn i_a_target_for_http_opens_no_tcp_port() {
         let output = mesh.mesh.leno(&["get", "policies", "-o", "json"]);
         String::from_utf8_lossy(&output.stdout).contains("web-to-stock").then_some(())
     };
-    // A sidecar may read a connection before it has the target, and its request after: such a connection is reset.
+    // A sidecar may read a connection before it has the target, and its request afterwards: such a connection
+    // is reset.
     eventually("the control plane has the target", PATIENCE, shown);
     for _ in 0..20 {
         assert!(mesh.is_closed(), "a target for HTTP opens the TCP port");
     }
 }
 
-/// i. An `IngressBackend` for HTTPS without a principal accepts each certificate of the mesh.
+/// i. An `IngressBackend` for HTTPS without a principal accepts every certificate of the mesh.
 #[test]
 fn i_an_ingress_backend_for_https_needs_a_principal() {
     let folder = tempfile::tempdir().expect("a directory");
@@ -338,7 +339,7 @@ spec:
     assert!(text.contains("AuthenticatedPrincipal"), "{text}");
 }
 
-/// i. Pods of one account share a key that the control plane makes; certificates are good for ten years.
+/// i. Pods of one account share a key generated by the control plane; certificates are valid for ten years.
 #[test]
 fn i_each_sidecar_has_a_key_of_its_own_for_a_day() {
     let replica = "---
@@ -367,7 +368,7 @@ spec: {serviceAccount: web}
     }
 }
 
-/// A strict mesh in which the service `stock` speaks TCP.
+/// A strict mesh in which the service `stock` uses TCP.
 struct TcpShop {
     mesh: Mesh,
     door: SocketAddr,
@@ -387,9 +388,9 @@ impl TcpShop {
         Self { mesh, door: loopback(door), _stock: stock }
     }
 
-    /// True if no byte of the application comes back.
+    /// True if no byte of the application is received.
     fn is_closed(&self) -> bool {
-        // A sidecar that resets the connection can do so before the client sees that it is established.
+        // A sidecar that resets the connection can do so before the client sees it as established.
         let response = match Connection::open(self.door) {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the listener accepts");
@@ -397,12 +398,12 @@ impl TcpShop {
             }
             Ok(mut connection) => connection.get("/items"),
         };
-        // Some sidecars of clients respond in HTTP to what looks like HTTP.
+        // Sidecars of clients may respond to HTTP-like bytes in HTTP.
         response.is_err() || response.is_ok_and(|it| it.reason() == Some("denied-outbound"))
     }
 }
 
-/// All text of the files below a directory.
+/// Returns the text of all files below a directory.
 fn contents(directory: &Path) -> String {
     let mut found = String::new();
     let mut folders: Vec<PathBuf> = vec![directory.to_owned()];

@@ -1,4 +1,5 @@
-//! A request that the mesh rejects is a failure with a reason in every view: whichever sidecar rejects it, in every protocol.
+//! Rejected requests as failures with a reason in every view, whichever sidecar rejects them, in every
+//! protocol.
 
 use std::cell::RefCell;
 use std::io::Write as _;
@@ -13,16 +14,16 @@ use leno_tests::{
 };
 use serde_json::Value;
 
-/// A service that web-1 calls, and the rejection of most calls.
+/// A service called by web-1, with most calls rejected.
 struct Case {
     service: &'static str,
     protocol: &'static str,
     manifests: String,
     reason: &'static str,
-    /// The object that decides, where there is one.
+    /// The object that decides, if any.
     decided: String,
     by: By,
-    /// One request holds the place that is there.
+    /// True if one request holds the only concurrency permit.
     held: bool,
 }
 
@@ -37,7 +38,7 @@ fn case(service: &'static str, manifests: String, (reason, decided): (&'static s
     Case { service, protocol, manifests, reason, decided, by, held: false }
 }
 
-/// A service with one object, and the rejections of that object.
+/// Returns a service with one object, and the rejections by that object.
 fn decided_by(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
     let object = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: of-{service}, namespace: shop}}\n\
@@ -46,13 +47,13 @@ fn decided_by(kind: &str, service: &'static str, spec: &str, reason: &'static st
     case(service, object, (reason, &format!("{kind} shop/of-{service}")))
 }
 
-/// An object that is attached to the service.
+/// Returns an object that is attached to the service.
 fn attached(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
     let target = format!("targetRefs: [{{kind: Service, name: {service}}}]");
     decided_by(kind, service, &format!("{target}\n  {spec}"), reason)
 }
 
-/// A rule that denies everything.
+/// Returns a rule that denies every request.
 fn denied(service: &'static str, protocol: &'static str) -> Case {
     let rule = format!("serviceAccounts: [{service}]\n  deny: [{{name: all}}]");
     Case { protocol, ..decided_by("AccessPolicy", service, &rule, "denied-by-policy") }
@@ -70,7 +71,7 @@ fn permissive() -> Vec<Case> {
     [alone(), by_servers(), by_clients()].into_iter().flatten().collect()
 }
 
-/// Rejections of requests that have a connection of their own.
+/// Returns rejections of requests with their own connections.
 fn alone() -> Vec<Case> {
     let cases = vec![
         denied("own", ALONE),
@@ -135,7 +136,7 @@ fn strict() -> Vec<Case> {
     ]
 }
 
-/// Answers its own errors, which claim to be those of a sidecar.
+/// Returns an application with its own errors, which imitate those of a sidecar.
 fn application() -> Application {
     Application::start(|request| {
         match request.what().1 {
@@ -158,7 +159,7 @@ fn application() -> Application {
     })
 }
 
-/// A mesh with all of these services, and the door of each.
+/// A mesh with all of these services, and the outbound listener of each.
 struct Shop {
     mesh: Mesh,
     doors: Vec<u16>,
@@ -204,7 +205,7 @@ impl Shop {
         (output.status.code(), String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// The requests that a sidecar counted in all series with these labels.
+    /// Returns the number of requests that a sidecar counted in all series with these labels.
     fn counted(&self, workload: &str, labels: &[String]) -> f64 {
         let page = AdminPage::of(&self.mesh.ask("proxies"), workload).expect("a sidecar");
         let text = get_page(page.address, "/metrics").expect("the admin page answers").body;
@@ -257,7 +258,7 @@ fn check(mode: &str, cases: &[Case]) {
     }
 }
 
-/// Starts a request that takes the only place that there is, and stays.
+/// Starts a request that holds the only concurrency permit.
 fn hold(door: u16, reason: &str) -> Child {
     let url = format!("http://{}:{door}/hold", Ipv4Addr::LOCALHOST);
     let start = || Command::new("curl").args(["-s", &url]).spawn().expect("curl runs");
@@ -266,7 +267,7 @@ fn hold(door: u16, reason: &str) -> Child {
         let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
         let rejected = get(door, "/").ok()?.reason() == Some(reason);
         if child.try_wait().expect("a child of this test").is_some() {
-            // Another request had the place.
+            // Another request had the permit.
             child = start();
             return None;
         }
@@ -275,7 +276,7 @@ fn hold(door: u16, reason: &str) -> Child {
     child
 }
 
-/// The metrics and access logs of both sidecars.
+/// Checks the metrics and access logs of both sidecars.
 fn counts(shop: &Shop, case: &Case) {
     let Case { service, reason, .. } = case;
     let labels = |direction: &str| {
@@ -307,7 +308,7 @@ fn counts(shop: &Shop, case: &Case) {
     }
 }
 
-/// `top`, `status`, `diagnose` and the page.
+/// Checks `top`, `status`, `diagnose` and the page.
 fn views(shop: &Shop, case: &Case, door: u16) {
     let Case { service, reason, decided, protocol, .. } = case;
     let name = format!("shop/{service}");
@@ -324,7 +325,7 @@ fn views(shop: &Shop, case: &Case, door: u16) {
         let rates = services.iter().find(|it| it["name"] == *name)?;
         rates["success"].as_f64().filter(|success| *success < 0.5).map(drop)
     };
-    // The views show the last half minute: requests go on meanwhile.
+    // The views cover the last half minute: requests continue meanwhile.
     let shown = |view: &str, look: &dyn Fn() -> Option<()>| {
         eventually(&format!("{view} shows {reason} of {name}"), PATIENCE, || {
             (0..REQUESTS).for_each(|_| send(door, protocol, "/"));
@@ -406,7 +407,7 @@ fn streams_that_stay_open_have_a_rate() {
     have_a_rate("HTTP", "GET /events HTTP/1.1\r\nhost: a\r\n\r\n");
 }
 
-/// Connections that begin with this, and stay, have a rate.
+/// Checks that connections that begin with these bytes, and stay open, have a rate.
 fn have_a_rate(protocol: &'static str, request: &str) {
     let long = Case { protocol, ..case("long", String::new(), ("", "")) };
     let shop = Shop::open("permissive", &[long]);
@@ -423,7 +424,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
         let is_counted = rates["requests"] == REQUESTS && rates["failed"] == 0;
         (is_counted && rates["success"] == 1.0 && rates["per_second"].as_f64()? > 0.0).then_some(())
     });
-    // The views show the last half minute: further connections are opened meanwhile, and stay open.
+    // The views cover the last half minute: further connections are opened meanwhile, and stay open.
     let further = RefCell::new(open);
     for (view, arguments) in [
         ("leno top", &["top", "--once"][..]),
@@ -466,14 +467,15 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
     }
 }
 
-/// HTTP/1.1 with credentials that authenticate the connection: the sidecars give the client one of its own.
+/// HTTP/1.1 with connection-based authentication: the sidecars give the client its own connection.
 const ALONE: &str = "HTTP, alone";
-/// HTTP/1.1 with more cookies than a sidecar reads: the client's own rejects the head before it knows a route.
+/// HTTP/1.1 with more cookies than a sidecar accepts: the client's own rejects the head before the route is
+/// known.
 const LARGE: &str = "HTTP, large";
 const REQUESTS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A port without a declared protocol, where a policy has to see requests.
+/// A port without a declared protocol, with a policy that requires requests.
 #[test]
 fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     let application = Application::echo();
@@ -492,7 +494,7 @@ fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     assert!(!early.stirs(Duration::from_secs(1)).unwrap(), "it ended");
     assert_eq!(early.get("/").unwrap().status, 200);
     assert_eq!(early.get("/admin").unwrap().status, 403);
-    // The rejection of that request, and no other.
+    // The rejection of that request only.
     let server = AdminPage::of(&mesh.ask("proxies"), "bookinfo/ratings-1").unwrap();
     let denied = eventually("the rejection is counted", Duration::from_secs(60), || {
         let metrics = String::from_utf8(get_page(server.address, "/metrics").ok()?.body).unwrap();

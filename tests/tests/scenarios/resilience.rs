@@ -1,4 +1,4 @@
-//! A machine in everyday trouble: blocked outputs, signals, files that are away, killed meshes.
+//! Everyday machine failures: blocked outputs, signals, missing files, killed meshes.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of it is tests")]
 
@@ -20,7 +20,7 @@ fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// `leno up` with both outputs in one pipe, for a reader that may stop reading.
+/// `leno up` with both outputs in one pipe, and a reader that may stop reading.
 struct Piped {
     up: Child,
     reader: BufReader<PipeReader>,
@@ -70,7 +70,7 @@ fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
     let mut mesh = Piped::up(&manifest("", application.port(), door, "permissive"));
     let mut connection =
         eventually("the door", PATIENCE, || Connection::open(loopback(door)).ok()).0;
-    // Their lines in the access log are more than the pipe and all queues hold.
+    // Their access log lines exceed the capacity of the pipe and all queues.
     for _ in 0..6000 {
         assert_eq!(connection.get("/").unwrap().status, 200);
     }
@@ -117,7 +117,7 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
     assert!(mesh.up.wait(PATIENCE).success());
 }
 
-/// The power fails, or the limit of CPU time is reached: requests complete, and no process is left.
+/// A power failure, or the CPU time limit: requests complete, and no process is left over.
 #[test]
 fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
     for signal in [Signal::POWER, Signal::XCPU] {
@@ -178,7 +178,7 @@ fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
     assert!(status.unwrap().status.success());
 }
 
-/// `leno up --netns` in network and mount namespaces of its own.
+/// Returns `leno up --netns` in its own network and mount namespaces.
 fn netns(directory: &Path) -> Command {
     let script = "ip link set lo up && mkdir -p /run/netns /run/leno && mount -t tmpfs tmpfs /run/netns \
                   && mount -t tmpfs tmpfs /run/leno && exec \"$@\"";
@@ -188,8 +188,8 @@ fn netns(directory: &Path) -> Command {
     command
 }
 
-/// Starts a mesh, kills it, and starts the next one while the first is a zombie; then kills that
-/// one, removes the leftovers, and shows what is left.
+/// Starts a mesh, kills it, and starts the next one while the first is a zombie; then kills that one, removes
+/// the leftovers, and prints the remaining ones.
 const KILLED: &str = r#"
 import os, subprocess, sys
 leno, directory = sys.argv[1:]
@@ -237,7 +237,7 @@ fn a_killed_mesh_of_namespaces_does_not_keep_the_next_one_from_starting() {
     }
 }
 
-/// A server and a client in one namespace: it asks for the service that it is a member of.
+/// A server and a client in one namespace: the client calls the service of its own workload.
 const OWN: &str = r#"
 import http.server, threading, time, urllib.request
 server = http.server.HTTPServer(("127.0.0.1", 9000), http.server.SimpleHTTPRequestHandler)

@@ -1,4 +1,4 @@
-//! Seeing the mesh: what sidecars tell, in the terminal and in a real browser.
+//! Observability of the mesh: metrics of sidecars, in the terminal and in a real browser.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ impl Demo {
         Self { program, page, data: PathBuf::new() }
     }
 
-    /// Waits until the measurement is over and only a little traffic flows.
+    /// Waits until the measurement is over and only a little traffic is left.
     fn calm(&mut self) {
         let line = self.program.wait_for_line("leno top --data ", PATIENCE);
         let (_, data) = line.split_once("--data ").unwrap();
@@ -46,7 +46,7 @@ impl Demo {
         (output.status.code(), String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// The rates of a service, once somebody told of it.
+    /// Returns the rates of a service, once a sidecar has reported them.
     fn service(&self, name: &str) -> Option<Value> {
         let traffic = self.ask("/traffic");
         let services = traffic["services"].as_array()?;
@@ -65,12 +65,12 @@ fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
         };
         called.iter().map(has_rate).collect::<Option<Vec<_>>>()
     });
-    // Asked for by a name that may be somebody else's.
+    // The host may be a foreign name.
     assert_eq!(get(demo.page, "/api/traffic").unwrap().status, 421);
     demo.calm();
     let (code, said) = demo.leno(&["status"]);
     assert_eq!(code, Some(0), "{said}");
-    // What the demo itself was denied is red once it is told, and until it is no longer now.
+    // Rejections of the demo itself are red once reported, until they are no longer recent.
     eventually("nobody is denied any more", Duration::from_secs(90), || {
         let traffic = demo.ask("/traffic");
         let edges = traffic["edges"].as_array()?;
@@ -100,7 +100,7 @@ fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("✗ bookinfo/details") && said.contains("leno explain denied"), "{said}");
     let (code, said) = demo.leno(&["top", "--once", "--sort", "success"]);
-    // The pages that need it fail as well.
+    // The pages that depend on it fail as well.
     let mut first = said.lines().skip(1).take(2);
     assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{said}");
     assert!(said.contains("bookinfo/productpage-1") && said.contains("mCPU"), "{said}");
@@ -108,7 +108,7 @@ fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
     assert!(demo.program.stop(PATIENCE).code().is_some());
 }
 
-/// The requests of productpage fail from now on.
+/// Makes the requests of productpage fail from now on.
 fn nobody_may_call_details(demo: &Demo) {
     let file = demo.data.parent().unwrap().join("bookinfo.yaml");
     let manifests = std::fs::read_to_string(&file).unwrap();
@@ -147,8 +147,8 @@ fn the_page_is_usable_at_once_with_a_thousand_services() {
     assert!(control.program.stop(PATIENCE).success());
 }
 
-/// A real browser does what a scene of `tests/programs/page` says; what that printed. With the
-/// environment variable `LENO_PICTURES` it puts pictures of what it sees into that folder.
+/// Runs a script of `tests/programs/page` in a real browser and returns its output. The environment variable
+/// `LENO_PICTURES` names a folder for screenshots.
 pub(crate) fn browse(scene: &str, url: &str) -> String {
     let mut command = page_script(scene, url);
     if let Some(folder) = std::env::var_os("LENO_PICTURES") {
@@ -160,5 +160,5 @@ pub(crate) fn browse(scene: &str, url: &str) -> String {
     browser.printed()
 }
 
-/// Far more than anything here takes.
+/// Far longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(90);

@@ -1,4 +1,4 @@
-//! Commands about sidecars: their state comes over the streams that they have open, and an answer names its scope.
+//! Sidecar queries: the state of sidecars arrives over their open streams, and a response names its scope.
 
 use std::process::Output;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
 }
 
-/// Finding A8 of issue 27: each control plane answers for its own sidecars, and says so.
+/// Each control plane responds for its own sidecars, and reports that.
 #[test]
 fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     let controls = ControlPlane::replicas(2, MANIFESTS, &[]);
@@ -43,7 +43,7 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
         let known = [states(with_both), states(with_none)];
         (known == [["connected"; 2], ["elsewhere"; 2]]).then_some(())
     });
-    // The whole answer, without a note.
+    // The complete response, without a note.
     let whole = with_both.leno(&["get", "connections", "-o", "json"]);
     assert!(whole.stderr.is_empty(), "{}", text(&whole));
     let rows: Vec<Value> = serde_json::from_slice(&whole.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Traffic splits through real sidecars: requests and connections take their shares.
+//! Traffic splits through real sidecars, by request and by connection.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use leno_tests::manifests::{allowed_http, allowed_tcp, client, mesh_config, server_of};
 use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
 
-/// The services of the mesh, each with one workload that answers with its name.
+/// The services of the mesh, each with one workload that responds with its name.
 const SERVICES: [&str; 4] = ["stock", "stock-v1", "stock-v2", "stock-v3"];
 
 const TCP_ROUTE: &str = "---
@@ -19,7 +19,8 @@ spec:
   rules: [{backendRefs: [{name: stock-v1, port: 9080}, {name: stock-v3, port: 9080}]}]
 ";
 
-/// A strict mesh in which a client may call all of them, and has doors to the first and the last.
+/// A strict mesh with a client that may call all services, and has outbound listeners for the first and the
+/// last.
 struct Shop {
     mesh: Mesh,
     root: SocketAddr,
@@ -28,7 +29,7 @@ struct Shop {
 }
 
 impl Shop {
-    /// Opens it; `protocol` is what the services say they speak.
+    /// Starts it; `protocol` is the declared protocol of the services.
     fn open(protocol: &str) -> Self {
         let applications = SERVICES.map(|name| Application::start(move |_| Answer::ok(name)));
         let doors = [free_port(), free_port()];
@@ -54,12 +55,12 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
         shop
     }
 
-    /// The shares of the root, in place of those before.
+    /// Replaces the shares of the root.
     fn split(&self, backends: &[(&str, u32)]) {
         self.mesh.write("split.yaml", &split("all", "", backends));
     }
 
-    /// Who answers one request on a connection of its own.
+    /// Returns the backend of one request on a new connection.
     fn ask(&self, path: &str, tier: &str) -> Option<String> {
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: stock.shop.svc.cluster.local\r\nx-tier: {tier}\r\n\r\n"
@@ -70,18 +71,18 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
         String::from_utf8(answer.body).ok()
     }
 
-    /// Waits until somebody answers.
+    /// Waits until this backend responds.
     fn turns(&self, who: &str) {
         let look = || self.ask("/", "").filter(|answered| answered == who);
         eventually(&format!("{who} answers"), Duration::from_secs(20), look);
     }
 
-    /// Who answers so many requests, each on a connection of its own, and how often.
+    /// Returns the number of responses by backend, for this number of requests on separate connections.
     fn by_connection(&self, requests: usize) -> BTreeMap<String, u32> {
         counted((0..requests).map(|_| self.ask("/", "").unwrap()))
     }
 
-    /// The same on one connection.
+    /// Returns the number of responses by backend, on one connection.
     fn by_request(&self, requests: usize) -> BTreeMap<String, u32> {
         let mut connection = Connection::open(self.root).unwrap();
         let bodies = (0..requests).map(|_| connection.get("/").unwrap().body);
@@ -110,8 +111,8 @@ spec: {{service: stock.shop.svc, {matches}backends: [{}]}}
     )
 }
 
-/// That each took its share: at most five standard deviations of a binomial distribution away from
-/// it, which is wrong once in a million runs.
+/// Asserts that each backend has its share, within five standard deviations of a binomial distribution, which
+/// is wrong once in a million runs.
 fn assert_shares(answers: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
     let total: u32 = answers.values().sum();
     let weights: u32 = backends.iter().map(|(_, weight)| weight).sum();
@@ -129,16 +130,16 @@ fn assert_shares(answers: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
 #[test]
 fn requests_take_their_shares_and_a_change_is_live() {
     let shop = Shop::open("HTTP");
-    // The root is among its own backends.
+    // The root is one of its own backends.
     let backends = [("stock", 1), ("stock-v1", 1), ("stock-v2", 2)];
     shop.split(&backends);
     shop.turns("stock-v2");
     let answers = shop.by_request(800);
     assert_shares(&answers, &backends);
-    // Who takes no share may be called by its own name.
+    // A backend without a share can be called by its own name.
     let direct = Connection::open(shop.last).unwrap().get("/").unwrap();
     assert_eq!(direct.body, b"stock-v3");
-    // Then it takes all, which shows that the new split holds.
+    // Then it receives all requests, which shows that the new split is in force.
     shop.split(&[("stock-v3", 100), ("stock-v2", 0)]);
     shop.turns("stock-v3");
     let answers = shop.by_request(200);
@@ -163,7 +164,7 @@ fn requests_that_a_group_describes_are_split_alone() {
     ] {
         assert_eq!(shop.ask(path, tier).as_deref(), Some(who), "{path} {tier}");
     }
-    // The others have a split of their own.
+    // The others have their own split.
     shop.split(&[("stock-v1", 1)]);
     shop.turns("stock-v1");
     assert_eq!(shop.ask("/gold/1", "gold").as_deref(), Some("stock-v2"));
@@ -177,12 +178,12 @@ fn connections_take_their_shares() {
     shop.turns("stock-v2");
     let answers = shop.by_connection(400);
     assert_shares(&answers, &backends);
-    // Beside a route of the Gateway API the split has no say.
+    // A Gateway API route takes precedence over the split.
     shop.mesh.write("route.yaml", TCP_ROUTE);
     shop.turns("stock-v3");
     let answers = shop.by_connection(400);
     assert_shares(&answers, &[("stock-v3", 1), ("stock-v1", 1)]);
-    // A connection stays where it is.
+    // A connection stays with its backend.
     let answers = shop.by_request(50);
     assert_eq!(answers.len(), 1, "{answers:?}");
 }

@@ -1,4 +1,4 @@
-//! Start and stop of a mesh lose no request, and addresses stay the same from one start to the next.
+//! Start and stop of a mesh without a lost request, and with stable addresses across restarts.
 
 use std::fs::Permissions;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,7 +15,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Answers after two seconds, says so at once, and ends at SIGTERM at once.
+/// Responds after two seconds, logs the request immediately, and exits immediately at SIGTERM.
 const SLOW: &str = "import http.server,sys,time\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 protocol_version='HTTP/1.1'\n\
@@ -28,7 +28,8 @@ class S(http.server.ThreadingHTTPServer):\n\
 \x20 request_queue_size=128\n\
 S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
-/// Answers with its version; `/slow` waits until a file exists. Ends at SIGTERM at once, and with it its requests.
+/// Responds with its version; `/slow` waits until a file exists. It exits immediately at SIGTERM, and aborts
+/// its requests.
 const VERSIONED: &str = "import http.server,os,sys,time\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 protocol_version='HTTP/1.1'\n\
@@ -58,7 +59,7 @@ fn at(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Requirement 7 of issue 26: the command of an application changes while it has requests.
+/// The command of an application changes during requests.
 #[test]
 fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_successor() {
     let (port, door) = (free_port(), free_port());
@@ -72,14 +73,14 @@ fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_
     let mesh = Mesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
     let ask = |path: &'static str| thread::spawn(move || get(at(door), path).unwrap());
     assert_eq!(ask("/").join().unwrap().body, b"v1");
-    // Over connections that the sidecar keeps to the application: none of these may be lost.
+    // Over the sidecar's pooled connections to the application: no request may be lost.
     let load = Load::paced("POST", at(door), 2, Duration::from_millis(5));
     load.wait_for(20);
     let slow = ask("/slow");
     mesh.up.wait_for_line("got /slow.", PATIENCE);
     mesh.write("mesh.yaml", &version("v2"));
     mesh.up.wait_for_line("its requests in progress are completed first", PATIENCE);
-    // The sidecar holds new requests back from now on.
+    // The sidecar holds new requests from now on.
     let sidecar = AdminPage::of(&mesh.ask("proxies"), "bookinfo/ratings-1").unwrap();
     eventually("no port of the application is open", PATIENCE, || {
         sidecar.world()["application"].as_object()?.is_empty().then_some(())
@@ -97,7 +98,6 @@ fn python(script: &str, port: u16) -> String {
     serde_json::json!(["python3", "-c", script, port.to_string()]).to_string()
 }
 
-/// The row "Ctrl-C with 20 requests" of the findings of issue 26.
 #[test]
 fn requests_in_progress_complete_before_applications_stop() {
     let (port, door) = (free_port(), free_port());
@@ -116,7 +116,6 @@ fn requests_in_progress_complete_before_applications_stop() {
     assert!(mesh.up.wait(Duration::from_secs(60)).success());
 }
 
-/// The row "first request after up" of the findings of issue 26.
 #[test]
 fn the_first_request_waits_until_the_application_is_ready() {
     let (port, door) = (free_port(), free_port());
@@ -128,7 +127,7 @@ fn the_first_request_waits_until_the_application_is_ready() {
     for (manifests, status) in [(&plain, 503), (&checked, 200)] {
         let mut mesh = Mesh::up(manifests);
         let response = get(at(door), "/").unwrap();
-        // Without a check the application answers as soon as it listens: with its own 503.
+        // Without a readiness check the application responds as soon as it listens: with its own 503.
         assert_eq!((response.status, response.reason()), (status, None));
         assert!(mesh.up.stop(Duration::from_secs(60)).success());
     }
@@ -196,7 +195,6 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
     }
 }
 
-/// Requirement 8 of issue 26.
 #[test]
 fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -234,7 +232,7 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     }
     assert_eq!(discovered().len(), 2);
     assert!(second.stop(Duration::from_secs(60)).success());
-    // An address that is taken meanwhile is replaced, and the log says so.
+    // An address that is in use meanwhile is replaced, and the log reports it.
     let taken = std::net::TcpListener::bind(&before[0]).unwrap();
     let third = up(folder.path());
     third.wait_for_line(
@@ -249,7 +247,7 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     drop(taken);
 }
 
-/// A proxy with a token takes the name of a workload that `leno up` serves, and ends.
+/// A proxy with a token takes the name of a workload of `leno up`, and exits.
 #[test]
 fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -292,7 +290,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     other.stop(Duration::from_secs(60));
     let again = until("the own one is back", &|pid| pid != u64::from(other.pid()));
     assert_ne!(again, own, "it joined again");
-    // The same over a restart of `leno up`.
+    // The same across a restart of `leno up`.
     std::fs::remove_dir_all(&state).unwrap();
     let mut other = take();
     other.stop(Duration::from_secs(60));
@@ -301,7 +299,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     until("the own one is back", &|_| true);
 }
 
-/// The command of a shell that starts a server: the server survives a killed `leno up`, with its port.
+/// Returns a shell command that starts a server: the server survives a killed `leno up`, with its port.
 fn in_shell(port: u16) -> String {
     let script = format!("python3 -m http.server {port} --bind 127.0.0.1; true");
     serde_json::json!(["sh", "-c", script]).to_string()
@@ -338,7 +336,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     let second = up(folder.path());
     second.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));
     answers();
-    // A mesh that runs keeps its applications.
+    // The applications of a running mesh are kept.
     let clean = || {
         let output = leno()
             .args(["up", "--clean", "--data"])
@@ -356,7 +354,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the port is free");
 }
 
-/// Its process group is another one than that of the application, and it clears nothing of its environment.
+/// Its process group differs from that of the application, and its environment is unchanged.
 #[test]
 fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     let folder = tempfile::tempdir().unwrap();
@@ -392,7 +390,7 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     assert!(text.contains("ended python3") && is_free(), "{text}");
 }
 
-/// Each of them sees the leftovers until they are gone, and no process of its own in them.
+/// Both processes see the leftovers until they are gone, and neither counts itself among them.
 #[test]
 fn two_cleanings_at_once_both_succeed() {
     let folder = tempfile::tempdir().unwrap();
@@ -430,7 +428,7 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     let mut first = up(folder.path());
     let data = folder.path().join("data");
     let root = std::fs::read(data.join("authority/ca.pem")).unwrap();
-    // The control plane looks at its authority every second.
+    // The control plane checks its authority every second.
     let read = || std::fs::read(data.join("authority/ca.pem")).ok().filter(|it| *it == root);
     let sidecar = || {
         let proxies = ask(folder.path(), "proxies");
@@ -438,7 +436,7 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
         u32::try_from(client?["pid"].as_u64()?).ok()
     };
     let before = eventually("the sidecar is connected", Duration::from_secs(60), sidecar).0;
-    // The sidecars write files meanwhile, so that one removal may leave a directory.
+    // The sidecars write files meanwhile, so one removal may leave a directory.
     eventually("the directory is removed", Duration::from_secs(60), || {
         std::fs::remove_dir_all(&data).ok()
     });
@@ -450,11 +448,11 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
         let found = data.join("control.sock").exists().then(sidecar)??;
         (found != before).then_some(())
     });
-    // Its token made the directory again.
+    // Issuing its token recreated the directory.
     std::fs::remove_dir_all(data.join("tokens")).unwrap();
     let output = leno().args(["token", "bookinfo/client-1", "--data"]).arg(&data).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // One file of several is no removal: `leno root` may be at work.
+    // One missing file is not a removal: `leno root` may be running.
     std::fs::remove_file(data.join("authority/ca.pem")).unwrap();
     eventually("status names the authority", Duration::from_secs(60), || {
         let output = leno().args(["status", "--data"]).arg(&data).output().unwrap();
@@ -468,7 +466,7 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     assert!(read().is_some());
 }
 
-/// Another user makes the data directory first after it was removed.
+/// Another user recreates the removed data directory first.
 #[test]
 fn a_directory_that_another_user_made_in_its_place_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
@@ -487,13 +485,13 @@ fn a_directory_that_another_user_made_in_its_place_is_not_used() {
             );
             (problem, "use a directory that no other user can make")
         }
-        // Without the rights to give it away, it is one that another user may change.
+        // Without permission to change its owner, the directory is one that another user may modify.
         false => {
             std::fs::set_permissions(&other, Permissions::from_mode(0o777)).unwrap();
             (format!("others may write to the directory {}", data.display()), "or use another one")
         }
     };
-    // At once: no process of the mesh makes it meanwhile.
+    // Atomic: no process of the mesh can recreate it in between.
     renameat_with(CWD, &data, CWD, &other, RenameFlags::EXCHANGE).unwrap();
     for what in ["the admin socket cannot be made again", "the authority cannot be written again"] {
         let line = mesh.wait_for_line(what, Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! Tag rules through real sidecars: who carries the tags takes the requests, until it is gone.
+//! Tag rules through real sidecars: tagged instances receive the requests as long as they exist.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -43,7 +43,7 @@ spec:
     marks: [{headers: {x-lane: gray}}]
 ";
 
-/// An application that answers with its version and the lane that a request came in.
+/// Returns an application that responds with its version and the lane of the request.
 fn version(version: &'static str) -> Application {
     Application::start(move |request| {
         let lane = request.header("x-lane").unwrap_or("none");
@@ -51,7 +51,7 @@ fn version(version: &'static str) -> Application {
     })
 }
 
-/// The workload of a version that says so with a label; version 3 says nothing.
+/// Returns the workload of a version, with a version label except for version 3.
 fn workload(version: &str, port: u16) -> String {
     let mut labels = "app: orders".to_owned();
     if version != "3" {
@@ -102,7 +102,7 @@ impl Shop {
         eventually(&what, Duration::from_secs(20), || self.ask(header).filter(is));
     }
 
-    /// A hundred requests that all get this body.
+    /// Asserts that a hundred requests get this body.
     fn always(&self, header: &str, body: &str) {
         for _ in 0..100 {
             let answer = self.ask(header).unwrap();
@@ -119,9 +119,9 @@ fn requests_reach_the_tagged_instances_and_the_fallback_when_they_are_gone() {
     shop.turns("", "version 3, lane none");
     shop.always(gold, "version 2, lane gray");
     shop.always(beta, "version 2, lane none");
-    // Nobody else than the untagged instance takes what no rule fits.
+    // Only the untagged instance receives requests that match no rule.
     shop.always("", "version 3, lane none");
-    // What the application was told by somebody else stays.
+    // A lane header set by the client is kept.
     shop.always("x-user-tier: gold\r\nx-lane: blue\r\n", "version 2, lane blue");
     shop.mesh.remove("canary.yaml");
     shop.turns(gold, "version 1, lane gray");
@@ -152,8 +152,8 @@ spec:
   backOff: {base: 500ms, max: 500ms}
 ";
 
-/// An application in the caller's zone, which answers 500 while it is sick. Each request needs a new
-/// connection.
+/// Returns an application in the caller's zone that responds with 500 while it is unhealthy. Each request needs
+/// a new connection.
 fn near(is_sick: &Arc<AtomicBool>) -> Application {
     let told = Arc::clone(is_sick);
     Application::start(move |_| {
@@ -167,7 +167,7 @@ fn near(is_sick: &Arc<AtomicBool>) -> Application {
     })
 }
 
-/// A caller in zone a, with so many instances in its zone, and one in another.
+/// Starts a caller in zone a, with these instances in its zone and one in another.
 fn two_zones(near: Vec<Application>) -> Shop {
     let far = Application::start(|_| Answer::ok("far"));
     let door = free_port();
@@ -204,7 +204,7 @@ fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
     is_sick.store(false, Ordering::SeqCst);
     shop.turns("", "near");
     shop.always("", "near");
-    // Who cannot be connected to costs no request: the next attempt goes elsewhere.
+    // An unreachable endpoint costs no request: the next attempt uses another one.
     drop(shop.applications.remove(0));
     shop.always("", "far");
 }
@@ -212,7 +212,7 @@ fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
 #[test]
 fn a_zone_of_which_one_stays_for_the_bounds_alone_yields_as_well() {
     let is_sick = Arc::new(AtomicBool::new(false));
-    // Half of three is one: the other one that is sick stays.
+    // Half of three is one: the other unhealthy instance is not ejected.
     let shop = two_zones(vec![near(&is_sick), near(&is_sick)]);
     shop.turns("", "near");
     shop.always("", "near");

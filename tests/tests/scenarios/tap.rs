@@ -1,4 +1,4 @@
-//! `leno tap` in a real mesh: live requests at the terminal, filtered, and only while it is there.
+//! `leno tap` in a real mesh: live filtered requests in the terminal, only while it runs.
 
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -50,7 +50,7 @@ impl Shop {
     }
 }
 
-/// The requests that a tap has printed.
+/// Returns the requests that a tap has printed.
 fn records(tap: &Program) -> Vec<Value> {
     let printed = tap.printed();
     printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
@@ -60,7 +60,7 @@ fn records(tap: &Program) -> Vec<Value> {
 fn both_sidecars_tell_and_no_secret_is_told() {
     let shop = Shop::open();
     let mut tap = shop.tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
-    // Sidecars hear of a tap in a moment: requests are sent until both have told of one.
+    // Sidecars receive a tap with a delay: requests are sent until both have reported one.
     let asked = || {
         shop.ask("/other");
         shop.ask("/orders/7?token=hunter2");
@@ -123,7 +123,7 @@ fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream(
     eventually("nobody taps", PATIENCE, || (taps() == 0).then_some(()));
 }
 
-/// A reader that stops reading, as `leno tap | less` does.
+/// A reader that stops reading, as in `leno tap | less`.
 #[test]
 fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
     let shop = Shop::open();
@@ -132,7 +132,7 @@ fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
         let mut command = leno();
         command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data()).stdout(output);
         let mut tap = command.spawn().unwrap();
-        // Signals are caught from here on, and the header of the table is the next thing that it writes.
+        // Signals are handled from here on, and the table header is its next output.
         eventually("the tap catches signals", PATIENCE, || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", tap.id())).ok()?;
             let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
@@ -145,7 +145,7 @@ fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
     }
 }
 
-/// Finding A8 of issue 27: a command goes on after `kubectl exec` has lost its connection.
+/// A command keeps running after `kubectl exec` has lost its connection.
 #[test]
 fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
     let shop = Shop::open();
@@ -163,7 +163,7 @@ fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
     assert!(done.status.success() && said.contains("the tap ends after 1s"), "{said}");
 }
 
-/// Requirement 8 of issue 27. No request comes, so that nothing is written to the closed output.
+/// There are no requests, so no write to the closed output occurs.
 #[test]
 fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
     let shop = Shop::open();
@@ -178,7 +178,7 @@ fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
     let ended = || piped.try_wait().unwrap();
     let (status, time) = eventually("the tap without a reader has ended", PATIENCE, ended);
     assert!(status.success() && time < SOON, "{status:?} after {time:?}");
-    // A terminal that is closed sends SIGHUP to processes of its session only, and `nohup` ignores it.
+    // A closed terminal sends SIGHUP only to processes of its session, and `nohup` ignores it.
     let mut python = Command::new("python3");
     python.args(["-c", ON_TERMINAL]).arg(leno().get_program()).arg(shop.mesh.data());
     let output = python.output().unwrap();
@@ -186,7 +186,7 @@ fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
     assert_eq!(said.trim(), "ended 0", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Runs a tap on a terminal, out of its session, and closes the terminal after the first output.
+/// Runs a tap on a terminal, outside its session, and closes the terminal after the first output.
 const ON_TERMINAL: &str = r#"
 import os, pty, signal, subprocess, sys
 leader, terminal = pty.openpty()
@@ -203,7 +203,7 @@ except subprocess.TimeoutExpired:
     print("goes on")
 "#;
 
-/// A pipe without room for a byte.
+/// Returns a full pipe.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let flags = fcntl_getfl(&writer).unwrap();

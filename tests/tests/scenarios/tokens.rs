@@ -1,4 +1,4 @@
-//! JSON web tokens of an issuer that is a program of its own: openssl signs, Python serves the keys over HTTPS.
+//! JSON web tokens of an independent issuer: openssl signs, Python serves the keys over HTTPS.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use leno_tests::{Answer, Application, Mesh, Program, Response, eventually, excha
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Who signs tokens, and where its keys can be had.
+/// An issuer of tokens with its JWKS endpoint.
 struct Issuer {
     directory: TempDir,
     port: u16,
 }
 
 impl Issuer {
-    /// With a certificate for `localhost`, and without any key.
+    /// Creates an issuer with a certificate for `localhost`, without any key.
     fn new() -> Self {
         let issuer = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
@@ -41,13 +41,13 @@ impl Issuer {
         self.file(name).to_str().expect("a path of text").to_owned()
     }
 
-    /// Makes a key of RSA.
+    /// Generates an RSA key.
     fn make_key(&self, id: &str) {
         let words = "genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out";
         openssl(words, &[&self.path(id)], b"");
     }
 
-    /// The public half of a key, as a JWK.
+    /// Returns a public key as a JWK.
     fn public(&self, id: &str) -> Value {
         let said = openssl("rsa -noout -modulus -in", &[&self.path(id)], b"");
         let hex = String::from_utf8(said).expect("text");
@@ -58,7 +58,7 @@ impl Issuer {
         json!({"kty": "RSA", "use": "sig", "alg": "RS256", "kid": id, "n": modulus, "e": "AQAB"})
     }
 
-    /// The set of these keys.
+    /// Returns the JWK set of these keys.
     fn set(&self, ids: &[&str]) -> String {
         let keys: Vec<Value> = ids.iter().map(|id| self.public(id)).collect();
         json!({"keys": keys}).to_string()
@@ -77,7 +77,7 @@ impl Issuer {
         Program::start("issuer", command.arg(self.path("www")))
     }
 
-    /// A token with these claims, signed with a key.
+    /// Returns a token with these claims, signed with a key.
     fn token(&self, id: &str, claims: &Value) -> String {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let header = json!({"alg": "RS256", "typ": "JWT", "kid": id});
@@ -100,21 +100,21 @@ fn openssl(words: &str, more: &[&str], input: &[u8]) -> Vec<u8> {
     done.stdout
 }
 
-/// Claims that are accepted, of somebody in these groups.
+/// Returns valid claims of a user in these groups.
 fn claims(groups: &[&str]) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs();
     json!({"iss": "https://issuer.example", "aud": ["stock", "cart"], "sub": "ann",
            "exp": now + 3600, "groups": groups})
 }
 
-/// The same, with one of them otherwise.
+/// Returns valid claims with one changed.
 fn but(name: &str, value: Value) -> Value {
     let mut claims = claims(&["writers"]);
     claims[name] = value;
     claims
 }
 
-/// A strict mesh in which tokens with a group may do something at `stock`.
+/// Returns a strict mesh in which tokens with a group have access to `stock`.
 fn manifests((port, door): (u16, u16), jwks: &str) -> String {
     let rules = format!(
         "---
@@ -143,7 +143,7 @@ spec:
     [mesh_config("strict"), stock, client("web", &[], &[("stock", door)]), rules].concat()
 }
 
-/// An application that answers who it was told is asking.
+/// Returns an application that responds with the forwarded identity of the client.
 fn stock() -> Application {
     Application::start(|request| {
         let token = request.header("authorization").map_or("", |_| " with a token");
@@ -159,7 +159,7 @@ fn ask(door: u16, token: &str) -> Option<Response> {
     exchange(SocketAddr::from((Ipv4Addr::LOCALHOST, door)), &request).ok()
 }
 
-/// Waits until a token is answered so; `why` is in the challenge.
+/// Waits until a token gets this status, with `why` in the challenge.
 fn turns(door: u16, token: &str, status: u16, why: &str) -> Response {
     let is = |answer: &Response| {
         let challenge = answer.header("www-authenticate").unwrap_or_default();
@@ -208,7 +208,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
         assert!(challenge.contains(why), "{token}: {challenge}");
     }
 
-    // The next key, beside the one before and then in its place; nobody is restarted.
+    // The next key is served in addition to the previous one and then replaces it; no process is restarted.
     let next = issuer.token("two", &claims(&["writers"]));
     issuer.show(&["one", "two"]);
     turns(door, &next, 200, "");
@@ -217,7 +217,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
     turns(door, &good, 401, "signature is not valid");
     assert_eq!(ask(door, &next).expect("the door answers").status, 200);
 
-    // An issuer that is away is missed by nobody.
+    // An unavailable issuer does not affect requests.
     serving.stop(PATIENCE);
     eventually("the rule says what is wrong", PATIENCE, || {
         unread(&mesh).contains("the keys from before stay in force").then_some(())
@@ -242,7 +242,6 @@ fn keys_in_a_file_beside_the_rule_are_watched() {
     assert_eq!(ask(door, &good).expect("the door answers").status, 200);
 }
 
-/// Finding F14 of issue 25.
 #[test]
 fn keys_are_read_only_where_the_operator_permits() {
     let (stock, door) = (stock(), free_port());
@@ -272,7 +271,7 @@ fn keys_are_read_only_where_the_operator_permits() {
     assert_eq!(asked.load(Ordering::Relaxed), 0, "requests to the issuer");
 }
 
-/// What is said of keys that cannot be read.
+/// Returns the reported problem of keys that cannot be read.
 fn unread(mesh: &Mesh) -> String {
     let said = mesh.ask("rejected");
     let warnings = said["warnings"].as_array().expect("warnings");

@@ -1,4 +1,4 @@
-//! `leno get`: every topic, for programs.
+//! `leno get`: every topic, in machine-readable form.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn every_topic_is_told_in_yaml_as_in_json() {
             assert!(output.status.success(), "{output:?}");
             String::from_utf8(output.stdout).unwrap()
         };
-        // What is told may change between two questions.
+        // The state may change between two queries.
         let (json, _) = eventually(topic, Duration::from_secs(60), || {
             let json: Value = serde_json::from_str(&told("json")).unwrap();
             let yaml: Value = serde_saphyr::from_str(&told("yaml")).unwrap();
@@ -44,7 +44,7 @@ fn every_topic_is_told_in_yaml_as_in_json() {
     }
 }
 
-/// The same with all numbers alike: ages differ from one question to the next.
+/// Replaces all numbers: ages differ between queries.
 fn without_time(value: Value) -> Value {
     match value {
         Value::Number(_) => 0.into(),
@@ -54,7 +54,7 @@ fn without_time(value: Value) -> Value {
     }
 }
 
-/// Something for every topic: also a policy, a route, and a document that is refused.
+/// An object for every topic, including a policy, a route, and a rejected document.
 const TOPICS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: one, namespace: shop, labels: {app: one, odd: '0x1: no'}}

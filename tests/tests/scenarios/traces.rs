@@ -1,4 +1,4 @@
-//! Traces through real sidecars, at a real collector: what is told, and when it is not.
+//! Traces through real sidecars to a real collector, and cases without spans.
 
 mod pushed;
 mod zipkin;
@@ -15,7 +15,7 @@ use serde_json::Value;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e47";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// A shop whose stock tells which context it got, and fails at `/broken`.
+/// A shop with a stock that responds with its trace context, and fails at `/broken`.
 struct Shop {
     mesh: Mesh,
     door: SocketAddr,
@@ -39,7 +39,7 @@ impl Shop {
         self.mesh.write("mesh.yaml", &manifests(&self.stock, self.door.port(), tracing));
     }
 
-    /// Asks as a client whose trace ends in `number` and is sampled or not.
+    /// Sends a request with a trace id that ends in `number`, sampled or not.
     fn ask(&self, path: &str, number: u8, flags: &str) -> Response {
         let context = format!("00-{TRACE}{number:02}-{PARENT}-{flags}");
         let head = format!(
@@ -49,7 +49,7 @@ impl Shop {
         exchange(self.door, &head).expect("an answer")
     }
 
-    /// Waits until both sidecars trace as they were told last: the application hears of a span.
+    /// Waits until both sidecars apply the latest tracing settings: the application receives a span id.
     fn waits_for_tracing(&self) {
         eventually("contexts are continued on both sides", PATIENCE, || {
             let heard = String::from_utf8_lossy(&self.ask("/", 99, "00").body).into_owned();
@@ -57,7 +57,7 @@ impl Shop {
         });
     }
 
-    /// Waits until both sidecars know where the collector is.
+    /// Waits until both sidecars have the address of the collector.
     fn waits_for_collector(&self, port: u16) {
         for workload in ["shop/web-1", "shop/stock-1"] {
             let admin = self.mesh.sidecar(workload).admin;
@@ -134,7 +134,7 @@ fn the_parents_decision_is_kept_and_failures_are_told_all_the_same() {
     shop.waits_for_tracing();
     assert_eq!(shop.ask("/", 3, "00").status, 200);
     assert_eq!(shop.ask("/broken", 4, "00").status, 500);
-    // What came after it has come: so has, or would have, what came before.
+    // Later spans have arrived, so earlier ones would have arrived as well.
     let failed = collector.spans(&format!("{TRACE}04"), 2);
     for span in &failed {
         assert_eq!(span.attribute("error.type"), Some("Str(500)"), "{}", span.text);
@@ -160,5 +160,5 @@ fn a_collector_that_dies_costs_spans_and_no_request() {
     });
 }
 
-/// A collector starts in a second; sidecars hear of a change in less.
+/// A collector starts in a second; sidecars receive a change faster.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -8,8 +8,8 @@ use leno_tests::manifests::{client, server};
 use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
 use serde_json::{Value, json};
 
-/// What clients of sidecars are told about access, by the names of their groups. What is left to
-/// `crates/control` needs fixed ports, or a client without a sidecar.
+/// Groups about access decisions for meshed clients. The other groups, tested in `crates/control`, need fixed
+/// ports or an unmeshed client.
 const ACCESS: [&str; 8] = [
     "strict without a policy",
     "a target lets its sources make its requests",
@@ -21,7 +21,7 @@ const ACCESS: [&str; 8] = [
     "a rule that denies goes before all",
 ];
 
-/// Which rule decides, by the names of their groups.
+/// Groups about the selection of rules.
 const ROUTES: [&str; 8] = [
     "an exact path goes before prefixes",
     "a regular expression comes after prefixes, and before any path",
@@ -40,14 +40,14 @@ fn group(file: &str, name: &str) -> Value {
     groups.find(|group| group["name"] == name).unwrap_or_else(|| panic!("no {name:?}")).clone()
 }
 
-/// The documents of a group, as manifests.
+/// Returns the documents of a group as manifests.
 fn documents(group: &Value) -> String {
     let documents = group["documents"].as_array().unwrap().iter();
     documents.map(|document| format!("---\n{document}\n")).collect()
 }
 
-/// Waits until everything is as expected, and looks once more: what held by chance before the
-/// documents did does not hold then.
+/// Waits until all results are as expected, and checks again: results that matched by chance before the
+/// documents were in force differ then.
 fn replay(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
     for case in cases {
         let what = format!("{name}, {}: {}", case["name"], case["expect"]);
@@ -58,7 +58,7 @@ fn replay(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
     }
 }
 
-/// A request as it is on the wire.
+/// Returns a request as sent on the wire.
 fn written(request: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let query = request["query"].as_str().map(|query| format!("?{query}")).unwrap_or_default();
@@ -101,7 +101,7 @@ fn access_is_as_its_vectors_say() {
     }
 }
 
-/// A server with a port of HTTP and one of bytes, and two clients with doors to both.
+/// Returns a server with an HTTP and a TCP port, and two clients with outbound listeners for both.
 fn shop((web, db): (u16, u16), doors: [u16; 4]) -> String {
     let client = |name: &str, doors: &[u16]| {
         format!(
@@ -139,8 +139,8 @@ spec:
     )
 }
 
-/// What a client is told, in the words of an expectation. Bytes that are no request are answered by
-/// the application all the same.
+/// Returns the result for a client in the form of an expectation. The application responds even to bytes that
+/// are not requests.
 fn entered(door: SocketAddr, case: &Value) -> Value {
     let request = &case["request"];
     let head = match request.is_null() {
@@ -152,7 +152,7 @@ fn entered(door: SocketAddr, case: &Value) -> Value {
         connection.receive()
     });
     let reset = || {
-        // A reset has no words.
+        // A reset has no reason text.
         let expected = &case["expect"]["reset"];
         if expected.is_null() { json!("reset") } else { json!({"reset": expected}) }
     };
@@ -183,7 +183,7 @@ fn routes_decide_as_their_vectors_say() {
     }
 }
 
-/// The backend that answers, or the reason why none does.
+/// Returns the backend that responds, or the reason that none does.
 fn routed(door: SocketAddr, request: &Value) -> Value {
     let answer = Connection::open(door).and_then(|mut connection| {
         connection.send(written(request))?;

@@ -1,4 +1,4 @@
-//! `leno check`.
+//! Tests of `leno check`.
 
 use expect_test::expect;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `leno install`, `uninstall` and `inject`, as far as they need no cluster.
+//! Tests of `leno install`, `uninstall` and `inject` without a cluster.
 
 use serde_json::Value;
 

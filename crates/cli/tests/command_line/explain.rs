@@ -1,4 +1,4 @@
-//! `leno explain`.
+//! Tests of `leno explain`.
 
 use expect_test::{Expect, expect};
 use serde_json::Value;
@@ -119,7 +119,7 @@ fn a_refusal_comes_with_reason_and_remedy() {
     }
 }
 
-/// The HTTP proxy of a sidecar treats a host of two labels as outside, unless the mesh has the namespace.
+/// The HTTP proxy of a sidecar treats a host of two labels as external, unless the mesh has that namespace.
 #[test]
 fn a_host_outside_is_decided_as_the_http_proxy_does() {
     let deny = MESH.replace("trafficMode: strict}", "trafficMode: strict, egress: deny}");
@@ -135,7 +135,7 @@ fn a_host_outside_is_decided_as_the_http_proxy_does() {
     for (mesh, url, code, verdict) in [
         (MESH, "http://example.com/", 0, allowed),
         (MESH, "http://127.0.0.1:8080/", 0, "200-range: allowed; 127.0.0.1 responds"),
-        // Names of services with a mistake.
+        // Misspelled service names.
         (MESH, "http://rating.shop:9080/", 3, unknown),
         (MESH, "http://ratings.shopp:9080/", 3, unknown),
         (MESH, "http://example.com.svc.cluster.local/", 3, unknown),
@@ -465,7 +465,7 @@ spec:
         .assert_eq(line.trim());
 }
 
-/// Two versions of `orders`, one of which takes what gold users send.
+/// Two versions of `orders`; one receives the requests of gold users.
 const TAGGED: &str = r#"
 apiVersion: v1
 kind: Service
@@ -731,7 +731,7 @@ const BYTES: &str = r#"
         retryPolicy: {retryOn: 5xx, numRetries: 2}}}
 "#;
 
-/// The lines of an explanation that name a policy of this kind, or each.
+/// Returns the lines of an explanation that name a policy of this kind, or each policy.
 fn policies_of(place: &Place, url: &str) -> String {
     let done =
         place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);

@@ -1,4 +1,4 @@
-//! Answers of an API server that cannot be decoded: no part of them is in a log or on a terminal.
+//! Undecodable API server responses: no part of them reaches a log or terminal.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use leno_registry::served_kinds;
 use serde_json::{Value, json};
 
-/// In each body that cannot be decoded, as the key of an authority is in its Secret.
+/// Part of each undecodable body, like the key of an authority in its Secret.
 const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
-/// The requests that are answered with garbage.
+/// The requests that receive garbage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Garbage {
     /// All lists.
     Lists,
     /// All watches.
     Watches,
-    /// The list of Secrets, and what the control plane reads and writes by name, but for its authority.
+    /// The list of Secrets, and the objects that the control plane accesses by name, except its authority.
     Objects,
     /// Everything but the version.
     Everything,
@@ -71,7 +71,7 @@ fn no_answer_that_cannot_be_decoded_is_on_a_terminal() {
     }
 }
 
-/// All that a control plane logs until it has received its garbage.
+/// Returns the log of a control plane until it has received its garbage.
 fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
     let directory = tempfile::tempdir().unwrap();
     let server = ApiServer::start(garbage, turn);
@@ -89,7 +89,7 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
         let absent = server.absent();
         let has_ended = control.0.try_wait().unwrap().is_some();
         let log = || fs::read_to_string(&path).unwrap();
-        // Without its authority it cannot go on.
+        // It cannot continue without its authority.
         let is_over = absent.is_empty() || has_ended && garbage == Garbage::Everything;
         if is_over && !log().is_empty() {
             break;
@@ -99,12 +99,12 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
         assert!(!is_late, "{garbage:?}: no requests for {absent:?}: {}", log());
         thread::park_timeout(Duration::from_millis(20));
     }
-    // The last answers are read by now, or when it has ended.
+    // The last responses are read by now, or when the program has exited.
     control.end();
     fs::read_to_string(&path).unwrap()
 }
 
-/// A program that does not outlive its test.
+/// A program that is killed at the end of its test.
 struct Killed(Child);
 
 impl Killed {
@@ -120,7 +120,7 @@ impl Drop for Killed {
     }
 }
 
-/// An API server that is a few lines.
+/// A minimal API server.
 struct ApiServer {
     address: String,
     shared: Arc<Shared>,
@@ -130,9 +130,9 @@ struct Shared {
     garbage: Garbage,
     /// The number of the first body.
     turn: usize,
-    /// The number of answers with garbage for each path.
+    /// The number of garbage responses per path.
     answered: Mutex<BTreeMap<String, usize>>,
-    /// Objects that were written, by path.
+    /// Written objects by path.
     written: Mutex<BTreeMap<String, Value>>,
 }
 
@@ -165,7 +165,7 @@ impl ApiServer {
         path
     }
 
-    /// The requests that were not answered with garbage often enough.
+    /// Returns the requests that have not received enough garbage responses.
     fn absent(&self) -> Vec<String> {
         let answered = self.shared.answered.lock().unwrap();
         let expected = expected(self.shared.garbage);
@@ -176,7 +176,7 @@ impl ApiServer {
     }
 }
 
-/// The requests of a control plane that are answered with garbage.
+/// Returns the requests of a control plane that receive garbage.
 fn expected(garbage: Garbage) -> Vec<String> {
     let customs = served_kinds()
         .into_iter()
@@ -236,7 +236,7 @@ impl Shared {
                     answer(&mut writer, status, &body)
                 }
                 false if is_watch => {
-                    // Nothing happens, until the client goes.
+                    // The watch stays idle until the client disconnects.
                     let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
                     writer.write_all(head.as_bytes()).is_ok()
                 }
@@ -267,7 +267,7 @@ impl Shared {
         }
     }
 
-    /// The answers of an API server that has a gateway and one client.
+    /// Returns the response of an API server with a gateway and one client.
     fn good(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
         let sent: Value = serde_json::from_slice(body).unwrap_or_default();
         let mut written = self.written.lock().unwrap();
@@ -328,7 +328,7 @@ impl Shared {
     }
 }
 
-/// Answers that are no objects of the requested kind, each with the marker.
+/// Returns a response that is not an object of the requested kind; it contains the marker.
 fn garbage(turn: usize) -> (u16, Vec<u8>) {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": MARKER}, "data": {"ca.key": MARKER}});
     let wrong = json!({
@@ -380,7 +380,7 @@ fn is_plural(path: &str) -> bool {
     })
 }
 
-/// One request; nothing when the client has gone.
+/// Reads one request; `None` if the client has disconnected.
 fn read(reader: &mut BufReader<TcpStream>) -> Option<(String, String, Vec<u8>)> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
@@ -410,6 +410,6 @@ fn answer(writer: &mut TcpStream, status: u16, body: &[u8]) -> bool {
     writer.write_all(head.as_bytes()).and_then(|()| writer.write_all(body)).is_ok()
 }
 
-/// The number of answers for each request: after the second one the first has been read.
+/// The number of responses per request: the second request proves that the first response was read.
 const TIMES: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(120);

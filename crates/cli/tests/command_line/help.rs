@@ -1,4 +1,4 @@
-//! `--help`, `--version` and completions.
+//! Tests of `--help`, `--version` and completions.
 
 use crate::run::Place;
 

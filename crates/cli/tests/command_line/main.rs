@@ -1,4 +1,4 @@
-//! The command line as its users meet it: the real binary, its output, its exit codes.
+//! Tests of the command line: the real binary, its output and exit codes.
 
 mod check;
 mod cluster;

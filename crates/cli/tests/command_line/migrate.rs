@@ -1,11 +1,11 @@
-//! `leno migrate`: what is rewritten decides as before, and what is not is said.
+//! Tests of `leno migrate`: migrated documents decide as before, and all others are reported.
 
 use expect_test::expect;
 use serde_json::Value;
 
 use crate::run::Place;
 
-/// A strict mesh of OSM: who may call whom, two splits, limits; and what Leno has no words for.
+/// A strict OSM mesh: access policies, two splits, limits, and unsupported settings.
 const OLD: &str = r#"
 apiVersion: config.openservicemesh.io/v1alpha2
 kind: MeshConfig
@@ -124,7 +124,7 @@ metadata: {name: mail, namespace: shop}
 spec: {chains: []}
 "#;
 
-/// What `explain` decides about a request, without the names of what decides.
+/// Returns the decision of `explain` about a request, without the names of the deciding objects.
 fn decided(place: &Place, files: &str, request: &[&str]) -> Value {
     let command = [&["explain", "-o", "json", "-f", files, "request"], request].concat();
     let done = place.leno(&command);
@@ -215,7 +215,7 @@ fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
     }
 }
 
-/// The old files lack settings that Leno reads: strict is said beside them.
+/// The old files lack settings that Leno reads: strict mode is added.
 fn decided_old(place: &Place, request: &[&str]) -> Value {
     let strict = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec: {trafficMode: strict}\n";
@@ -224,7 +224,7 @@ fn decided_old(place: &Place, request: &[&str]) -> Value {
     decided(place, "old", request)
 }
 
-/// Objects of OSM and FSM that ask for what Leno does not have.
+/// OSM and FSM objects with unsupported features.
 const UNSUPPORTED: &str = r#"
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: UpstreamTrafficSetting
@@ -301,7 +301,7 @@ fn a_check_tells_what_would_be_kept_and_writes_nothing() {
     ] {
         assert!(done.out.lines().any(|found| found == line), "{line}\n{}", done.out);
     }
-    // The migration says the same of each object.
+    // The migration reports the same about each object.
     let migrated = place.leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(migrated.out, done.out);
     let done = place.leno(&["migrate", "check", "-f", "old", "-o", "json"]);

@@ -1,8 +1,8 @@
-//! `leno migrate` of items as they lie in Sermant's configuration centre.
+//! Tests of `leno migrate` for items of Sermant's configuration center.
 
 use crate::run::Place;
 
-/// As pages show them: keys with what they hold.
+/// Keys and values as displayed on pages.
 const ITEMS: &str = r#"
 # Of the application shop.
 servicecomb.routeRule.orders: |
@@ -29,7 +29,7 @@ servicecomb.matchGroup.nothing: {matches: []}
 servicecomb.tagRule: []
 "#;
 
-/// As the API of ServiceComb KIE answers.
+/// A response of the ServiceComb KIE API.
 const ANSWER: &str = r#"
 total: 3
 data:
@@ -62,7 +62,7 @@ fn items_become_policies_or_are_told_of() {
         let told = done.out.lines().find(|line| line.contains(&format!("{item} (")));
         assert!(told.is_some_and(|line| line.contains(fate)), "{item}: {told:?}");
     }
-    // A lost rule that refused requests may be missed.
+    // Without a rule that rejects requests, the migrated mesh permits more.
     for (item, widens) in
         [("servicecomb.bulkhead.checkout", true), ("servicecomb.retry.clients", false)]
     {

@@ -1,4 +1,4 @@
-//! `leno migrate` of Sermant's rules: the vectors of the service-router hold for what it writes.
+//! Tests of `leno migrate` for Sermant's rules: its output satisfies the vectors of the service-router.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ fn what_is_rewritten_chooses_as_the_service_router_does() {
             wrong.extend(group.wrong(&[new]));
         }
     }
-    // The caller has no tag: that is a difference that is told.
+    // The caller has no tag: a difference that is reported.
     expect![[r#"T-c, any, null: {"instances":["h1","n1"]}, not {"instances":["n1"]}"#]]
         .assert_eq(&wrong.join("\n"));
     expect![[r#"

@@ -1,4 +1,4 @@
-//! Mistakes: one line that says what is wrong and what to do, and the right exit code.
+//! Tests of user mistakes: one line with problem and hint, and the correct exit code.
 
 use std::path::PathBuf;
 
@@ -92,7 +92,7 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
     }
 }
 
-/// Issue 26, requirement 5: a hint, followed literally, leads on.
+/// A hint, applied literally, is accepted.
 #[test]
 fn hints_about_paths_name_what_the_command_takes() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
@@ -162,7 +162,7 @@ fn a_new_data_directory_is_private_whatever_the_umask_and_a_shared_one_is_refuse
 #[test]
 fn a_command_under_exec_does_not_outlive_its_parent() {
     let place = Place::with(&[]);
-    // Process 1 is nobody's parent here but its own children's.
+    // Process 1 is not the parent of this process.
     let orphan = place.leno(&["exec", "--parent", "1", "--", "/bin/echo", "alive"]);
     assert_eq!(orphan.code, Some(1), "{orphan:?}");
     assert!(orphan.err.contains("is gone") && orphan.out.is_empty(), "{orphan:?}");

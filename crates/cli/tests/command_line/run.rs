@@ -1,26 +1,26 @@
-//! Runs the binary in a directory of its own.
+//! Support for running the binary in a temporary directory.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-/// A directory with files, in which commands are run.
+/// A directory with files, in which commands run.
 pub(crate) struct Place(TempDir);
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Done {
     /// Its exit code.
     pub(crate) code: Option<i32>,
-    /// What it printed.
+    /// Its standard output.
     pub(crate) out: String,
-    /// What it complained of.
+    /// Its standard error.
     pub(crate) err: String,
 }
 
 impl Place {
-    /// A place with these files.
+    /// Creates a directory with these files.
     pub(crate) fn with(files: &[(&str, &str)]) -> Self {
         let place = Self(tempfile::tempdir().expect("a temporary directory"));
         for (name, text) in files {
@@ -32,17 +32,17 @@ impl Place {
         place
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Runs `leno` with these arguments here, as a user whose home is here.
+    /// Runs `leno` with these arguments in the directory, which is also the user's home.
     pub(crate) fn leno(&self, arguments: &[&str]) -> Done {
         self.run(Command::new(LENO).args(arguments))
     }
 
-    /// Runs a line of a shell, to which `$0` is `leno`.
+    /// Runs a shell command line with `leno` as `$0`.
     pub(crate) fn shell(&self, line: &str) -> Done {
         self.run(Command::new("/bin/sh").args(["-c", line, LENO]))
     }

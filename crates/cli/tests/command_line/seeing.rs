@@ -1,4 +1,4 @@
-//! What `leno status` and `leno top` say when there is nobody to ask, and what their options refuse.
+//! Tests of `leno status` and `leno top` without a running mesh, and of rejected options.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ fn a_mesh_that_does_not_answer_is_not_healthy_and_status_says_what_to_do() {
     let done = place.leno(&["status"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(done.out.contains("no control plane has run on"), "{done:?}");
-    // A mesh that runs on a directory leaves its lock file there.
+    // A mesh running on a directory leaves its lock file there.
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("lock"), "").unwrap();
     let done = place.leno(&["status", "--data", data.path().to_str().unwrap()]);

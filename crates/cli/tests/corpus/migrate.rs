@@ -2,8 +2,8 @@
 
 use leno_registry::read_str;
 
-/// A text is rejected with the problem, or each new document of it is one that Leno reads or is a
-/// document of the old text, and a second run finds nothing else to rewrite.
+/// The text is rejected with the problem, or each new document is valid or a document of the old text, and a
+/// second run changes nothing.
 pub(crate) fn check(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let migrated = match leno::migrated(&text) {

@@ -1,4 +1,4 @@
-//! The files of an authority as they are carried from one place to another.
+//! The files of an authority, for transfer between directories and stores.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,12 +16,12 @@ use crate::disk::{self, Readers};
 use crate::pem::{CERTIFICATE, write};
 use crate::roots::is_self_issued;
 
-/// The files that an authority's directory has, or is to have.
+/// The existing or future files in an authority's directory.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct AuthorityFiles(BTreeMap<&'static str, String>);
 
 impl AuthorityFiles {
-    /// Of what is found somewhere, by file name; what an authority has no use for is passed over.
+    /// Selects the files of an authority by name; others are ignored.
     pub fn of<'a>(found: impl IntoIterator<Item = (&'a str, String)>) -> Self {
         let known = |(name, text): (&str, String)| {
             let (file, _) = FILES.iter().find(|(file, _)| *file == name)?;
@@ -30,10 +30,10 @@ impl AuthorityFiles {
         Self(found.into_iter().filter_map(known).collect())
     }
 
-    /// Those in a directory, which may not exist.
+    /// Reads the files of a directory, which may not exist.
     ///
     /// # Errors
-    /// When one of them cannot be read.
+    /// If a file cannot be read.
     pub fn read(dir: &Path) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         for (file, readers) in FILES {
@@ -44,11 +44,10 @@ impl AuthorityFiles {
         Ok(Self(files))
     }
 
-    /// Makes them those of a directory, which has no other ones of an authority afterwards. A directory that does not
-    /// exist is made with all of them at once.
+    /// Replaces the authority files of a directory. A missing directory is created with all files at once.
     ///
     /// # Errors
-    /// When the directory cannot be written.
+    /// If the directory cannot be written.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         match fs::metadata(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(dir),
@@ -56,8 +55,8 @@ impl AuthorityFiles {
         }
     }
 
-    /// Makes the directory under another name and renames it: it has all files or does not exist. The draft of a process
-    /// that was killed is removed.
+    /// Creates the directory under another name and renames it, so that it has all files or does not exist.
+    /// Removes the draft of a killed process.
     fn create(&self, dir: &Path) -> io::Result<()> {
         let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
             return self.replace(dir);
@@ -78,7 +77,7 @@ impl AuthorityFiles {
             Ok(()) | Err(_) => {}
         }
         create_private_directory(&draft)?;
-        // Keys come before their roots, as in a new authority.
+        // Keys are written before their roots, as in a new authority.
         for (file, readers) in FILES.into_iter().rev() {
             if let Some(text) = self.0.get(file) {
                 disk::replace(&draft.join(file), text.as_bytes(), readers)?;
@@ -89,7 +88,7 @@ impl AuthorityFiles {
 
     fn replace(&self, dir: &Path) -> io::Result<()> {
         create_private_directory(dir)?;
-        // What is trusted comes first: nothing is to be signed by what nobody trusts yet.
+        // Trusted roots are written first: no certificate may be signed by an untrusted root.
         for (file, readers) in FILES {
             let path = dir.join(file);
             match self.0.get(file) {
@@ -101,18 +100,18 @@ impl AuthorityFiles {
         Ok(())
     }
 
-    /// Each with its name.
+    /// Returns the files with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(file, text)| (*file, text.as_str()))
     }
 
-    /// The names of all files that an authority may have.
+    /// Returns the names of all possible files.
     pub fn names() -> impl Iterator<Item = &'static str> {
         FILES.iter().map(|(file, _)| *file)
     }
 
-    /// What they are, in this directory: a root of its own before an intermediate of somebody
-    /// else's; nothing when they are neither.
+    /// Returns the authority source in this directory: a built-in root takes precedence over an external
+    /// intermediate; `None` if there is neither.
     #[must_use]
     pub fn source(&self, dir: &Path) -> Option<AuthoritySource> {
         let has = |file| self.0.contains_key(file);
@@ -123,7 +122,7 @@ impl AuthorityFiles {
         is_issuer.then(|| AuthoritySource::Issuer(dir.to_owned()))
     }
 
-    /// The roots that members trust, as PEM: of an intermediate's both its root and its own certificate.
+    /// Returns the roots that members trust as PEM: for an intermediate, its root and its own certificate.
     #[must_use]
     pub fn roots(&self) -> Option<String> {
         if let Some(roots) = self.0.get(ROOTS_FILE) {
@@ -143,7 +142,7 @@ impl AuthorityFiles {
     }
 }
 
-/// The files of an intermediate may be links, as cert-manager's Secret has them where it is mounted.
+/// The files of an intermediate may be links, as in mounted Secrets.
 fn read(dir: &Path, file: &str, readers: Readers) -> io::Result<Option<String>> {
     let path = dir.join(file);
     match ISSUER_FILES.contains(&file) {
@@ -152,14 +151,14 @@ fn read(dir: &Path, file: &str, readers: Readers) -> io::Result<Option<String>> 
     }
 }
 
-/// Without what they say: there are keys among them.
+/// Omits the contents, which include keys.
 impl fmt::Debug for AuthorityFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
 }
 
-/// All of them, in the order in which they are written.
+/// All files in writing order.
 const FILES: [(&str, Readers); 7] = [
     (ROOTS_FILE, Readers::Everyone),
     (NEXT_FILE, Readers::Owner),
@@ -172,7 +171,7 @@ const FILES: [(&str, Readers); 7] = [
 
 const ISSUER_ROOTS_FILE: &str = "ca.crt";
 
-/// As cert-manager writes them.
+/// The files written by cert-manager.
 const ISSUER_FILES: [&str; 3] = ["tls.key", "tls.crt", ISSUER_ROOTS_FILE];
 
 #[cfg(test)]
@@ -223,7 +222,7 @@ mod tests {
         let files = AuthorityFiles::read(world.dir.path()).unwrap();
         let place = tempfile::tempdir().unwrap();
         let [there, draft] = ["authority", ".draft-authority"].map(|name| place.path().join(name));
-        // No draft can be made at the place of a file.
+        // A file blocks the draft directory.
         fs::write(&draft, "").unwrap();
         files.write(&there).unwrap_err();
         assert!(!there.exists());

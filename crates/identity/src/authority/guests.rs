@@ -1,4 +1,4 @@
-//! What an authority signs for guests.
+//! Certificates for external principals.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,11 +13,12 @@ use crate::request::CertificateRequest;
 use crate::roots::Roots;
 
 impl Authority {
-    /// Signs the requested key for a guest, to live for `lifetime` from `now`. It is a client's, and no member's.
+    /// Signs the requested key for an external principal, valid for `lifetime` from `now`. The certificate is
+    /// for clients only and not a member's.
     ///
     /// # Errors
-    /// [`AuthorityError`] when the guest is not of this trust domain or may not be called so, the lifetime is out of
-    /// bounds, or the root has expired.
+    /// [`AuthorityError`] if the external principal is of another trust domain or its name is invalid, the
+    /// lifetime is out of bounds, or the root has expired.
     pub fn sign_guest(
         &self,
         request: &CertificateRequest,
@@ -49,7 +50,7 @@ impl Authority {
             let name = name.as_str().try_into().map_err(AuthorityError::Encoding)?;
             parameters.subject_alt_names.push(SanType::DnsName(name));
         }
-        // For people: nobody else looks at it.
+        // Informational; not evaluated.
         if first.as_str().len() <= COMMON_NAME_BYTES_MAX {
             parameters.distinguished_name.push(DnType::CommonName, first.as_str());
         }
@@ -64,8 +65,8 @@ impl Authority {
         })
     }
 
-    /// By which roots a chain is of this signer, if it may be: what leads from the signer to a root has to be as it is
-    /// here.
+    /// Returns the roots that verify a chain if this signer may have issued it: the certificates above its leaf
+    /// must equal those of this authority.
     pub(crate) fn signs_with(&self, chain: &[CertificateDer<'static>]) -> Option<Roots> {
         let above = chain.get(1..)?;
         match self.chain.is_empty() {

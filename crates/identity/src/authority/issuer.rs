@@ -1,4 +1,4 @@
-//! Where an authority comes from: its own directory, or files that a company's authority writes.
+//! The source of an authority: its own directory, or the files of an external CA.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,22 +18,22 @@ use crate::roots::{Roots, is_self_issued, may_sign_certificates};
 use crate::tls::control_id;
 use crate::verify::instant;
 
-/// Where an authority comes from. It may be opened again at any time, to see what changed.
+/// The source of an authority. It can be opened repeatedly to detect changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuthoritySource {
-    /// A root of its own, made when there is none: `ca.key` and `ca.pem`.
+    /// A built-in root, created if missing: `ca.key` and `ca.pem`.
     Own(PathBuf),
-    /// An intermediate authority that somebody else makes and replaces: `tls.key`, `tls.crt` (its
-    /// certificate first) and `ca.crt` (the roots to trust).
+    /// An intermediate authority that is issued and renewed externally: `tls.key`, `tls.crt` (its certificate
+    /// first) and `ca.crt` (the trusted roots).
     Issuer(PathBuf),
 }
 
 impl AuthoritySource {
-    /// Opens it as it is now. A root of its own that is gone is not made anew: another root would
-    /// part those who have it from all others.
+    /// Opens the current authority. A missing built-in root is not recreated: a new root would separate its
+    /// members from all others.
     ///
     /// # Errors
-    /// [`AuthorityError`] when it cannot be used; what was opened before is not affected.
+    /// [`AuthorityError`] if it cannot be used; an authority opened before is not affected.
     pub fn open(
         &self,
         trust_domain: &TrustDomain,
@@ -48,10 +48,10 @@ impl AuthoritySource {
         }
     }
 
-    /// The same at the start of a control plane: a root of its own is made when there is none.
+    /// As [`Self::open`], at the start of a control plane: creates a missing built-in root.
     ///
     /// # Errors
-    /// [`AuthorityError`] when it cannot be used, or made.
+    /// [`AuthorityError`] if it cannot be used or created.
     pub fn open_or_create(
         &self,
         trust_domain: &TrustDomain,
@@ -79,7 +79,7 @@ fn issuer(
     let certificates: Result<Vec<CertificateDer<'static>>, _> =
         CertificateDer::pem_slice_iter(text.as_bytes()).take(CERTIFICATES_MAX).collect();
     let mut chain = certificates.map_err(|_| AuthorityError::Issuer)?;
-    // Some put the root at the end; members have it anyway.
+    // Some CAs append the root; members have it already.
     chain.retain(|certificate| !roots.certificates().contains(certificate));
     let signer = chain.first().filter(|_| chain.len() < CERTIFICATES_MAX);
     let signer = signer.filter(|signer| may_sign_certificates(signer)).cloned();
@@ -117,8 +117,8 @@ fn issuer(
     Ok(authority)
 }
 
-/// Signs something and verifies it as a peer would: constraints in the chain are found out now and
-/// not by members.
+/// Signs a certificate and verifies it as a peer would, so that constraints in the chain are found now rather
+/// than by members.
 fn prove(authority: &Authority, company: &Roots, now: SystemTime) -> Result<(), AuthorityError> {
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.request());
@@ -126,16 +126,16 @@ fn prove(authority: &Authority, company: &Roots, now: SystemTime) -> Result<(), 
     let id = control_id(&authority.trust_domain);
     let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME_MIN.max(PROOF), now)?;
-    // Members of older releases trust the company's root alone, and accept it too.
+    // Members of older releases trust only the company's root, and must accept the certificate too.
     let useless = |error| AuthorityError::IssuerUseless(Box::new(error));
     verify_unpinned(&issued, company).map_err(|error| useless(CredentialError::Chain(error)))?;
     Credential::new(key, issued).map_err(|error| AuthorityError::IssuerUseless(Box::new(error)))?;
     Ok(())
 }
 
-/// One more than there may be: the signer and two above it.
+/// One more than allowed: the signer and two certificates above it.
 const CERTIFICATES_MAX: usize = 4;
-/// Far shorter than the life of any authority.
+/// Far shorter than the lifetime of any authority.
 const PROOF: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
     use crate::testing::{World, handshake, now, workload_id};
     use crate::tls::{client_config, server_config};
 
-    /// An intermediate that `world` signs, in files as cert-manager writes them.
+    /// Returns an intermediate signed by `world`, in the files that cert-manager writes.
     fn intermediate(world: &World, edit: impl FnOnce(&mut CertificateParams)) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let (chain, key) = world.forge(|parameters| {
@@ -176,7 +176,7 @@ mod tests {
         AuthoritySource::Issuer(dir.to_owned()).open(&domain, now())
     }
 
-    /// A key of a member, and what an authority makes of it.
+    /// Returns a member's key and the certificate issued by an authority.
     fn member(authority: &Authority) -> (PrivateKey, Issued) {
         let id = workload_id("ratings");
         let key = PrivateKey::generate();
@@ -201,7 +201,7 @@ mod tests {
         assert!(authority == open(dir.path()).unwrap());
     }
 
-    /// An account of the mesh as an authority has it sign; its peers expect `ratings` too.
+    /// Returns a credential signed by an authority; its peers also expect `ratings`.
     fn credential(authority: &Authority, roots: Option<&Roots>) -> Credential {
         let (key, mut issued) = member(authority);
         if let Some(roots) = roots {
@@ -210,7 +210,7 @@ mod tests {
         Credential::new(key, issued).unwrap()
     }
 
-    /// Why a client or a server does not take the other one, if so.
+    /// Returns the errors of the client and of the server in a handshake, if any.
     fn refusals(client: &Credential, server: &Credential) -> (Option<String>, Option<String>) {
         let config = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();
         let outcome = handshake(&config, &server_config(server, &[b"x"]).unwrap());
@@ -224,7 +224,7 @@ mod tests {
         let (ours, others) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
         let (ours, others) = (open(ours.path()).unwrap(), open(others.path()).unwrap());
         let member = credential(&ours, None);
-        // It signs any name, and trusts us as well.
+        // The forged credential has any name, and trusts us as well.
         let both = ours.roots().with(&others.roots()).unwrap();
         let forged = credential(&others, Some(&both));
         let (client, server) = refusals(&member, &forged);
@@ -233,7 +233,7 @@ mod tests {
         let (_, server) = refusals(&forged, &member);
         assert!(server.is_some_and(|it| it.contains("OtherIssuer")), "the client is forged");
         assert_eq!(refusals(&member, &credential(&ours, None)), (None, None));
-        // Neither does the root itself.
+        // The root itself is not accepted either.
         let by_root = credential(&company.authority, None);
         assert!(refusals(&by_root, &member).1.is_some() && refusals(&member, &by_root).0.is_some());
     }
@@ -250,7 +250,7 @@ mod tests {
         for (client, server) in [(&before, &after), (&after, &before), (&after, &after)] {
             assert_eq!(refusals(client, server), (None, None));
         }
-        // It is opened again and again, which changes nothing.
+        // Reopening changes nothing.
         let again = open(dirs[1].path()).unwrap().succeeding(&two, now());
         assert!(again == two);
         let last = credential(&three.succeeding(&two, now()), None);
@@ -273,7 +273,7 @@ mod tests {
         let after = credential(&restarted, None);
         assert_eq!(refusals(&before, &after), (None, None));
         assert_eq!(refusals(&after, &before), (None, None));
-        // A damaged file adds no trust, and is no reason to end.
+        // A damaged file adds no trust and is not fatal.
         fs::write(&kept, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
         let alone = open(new.path()).unwrap().remembered(&kept, now()).unwrap();
         assert_eq!(alone.roots().certificates().len(), 2);

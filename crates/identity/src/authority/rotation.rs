@@ -1,4 +1,4 @@
-//! Replacing a root in stages, each of which can be taken back until the last.
+//! Rotation of a root in stages, each reversible except the last.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,18 @@ use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
 use crate::roots::Roots;
 
-/// How far the replacement of a root is.
+/// The stage of a root rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RotationStage {
-    /// One root, that signs; none is to replace it.
+    /// One root signs; no rotation is in progress.
     Settled,
-    /// A new root is trusted beside the one that signs.
+    /// A new root is trusted in addition to the signing one.
     Added,
     /// The new root signs; the former one is still trusted.
     Switched,
 }
 
-/// The directory of an authority while its root is replaced. Control planes that use it see each
-/// stage by themselves.
+/// The directory of an authority during root rotation. Control planes that use it notice each stage themselves.
 #[derive(Debug)]
 pub struct Rotation {
     dir: PathBuf,
@@ -31,13 +30,13 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Of the authority in this directory.
+    /// Returns the rotation state of the authority in this directory.
     #[must_use]
     pub fn of(dir: &Path, trust_domain: TrustDomain) -> Self {
         Self { dir: dir.to_owned(), trust_domain }
     }
 
-    /// How far it is.
+    /// Returns the current stage.
     #[must_use]
     pub fn stage(&self) -> RotationStage {
         match (self.has(NEXT_FILE), self.has(FORMER_FILE)) {
@@ -47,10 +46,10 @@ impl Rotation {
         }
     }
 
-    /// Makes a new root, trusted from now on beside the one that signs.
+    /// Creates a new root and trusts it in addition to the signing one.
     ///
     /// # Errors
-    /// [`AuthorityError`] when another one is on its way, or the directory cannot be written.
+    /// [`AuthorityError`] if a rotation is in progress, or the directory cannot be written.
     pub fn add(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.expect(RotationStage::Settled, "a new root is on its way already")?;
         let roots = self.open(now)?.roots();
@@ -61,10 +60,10 @@ impl Rotation {
         self.trust(&both)
     }
 
-    /// Lets the new root sign from now on. Every member must trust it by then.
+    /// Activates the new root for signing. Every member must trust it by then.
     ///
     /// # Errors
-    /// [`AuthorityError`] when there is no new root, or the directory cannot be written.
+    /// [`AuthorityError`] if there is no new root, or the directory cannot be written.
     pub fn switch(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.expect(RotationStage::Added, "there is no new root to switch to: add one first")?;
         self.open(now)?;
@@ -73,19 +72,19 @@ impl Rotation {
         self.rename(NEXT_FILE, KEY_FILE)
     }
 
-    /// Trusts the former root no more. No member may have a certificate of it by then.
+    /// Stops trusting the former root. No member may have a certificate signed by it.
     ///
     /// # Errors
-    /// [`AuthorityError`] when the new root does not sign yet, or the directory cannot be written.
+    /// [`AuthorityError`] if the new root does not sign yet, or the directory cannot be written.
     pub fn retire(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.expect(RotationStage::Switched, "no former root is trusted: switch first")?;
         self.drop_root_of(FORMER_FILE, now)
     }
 
-    /// Takes the last stage back.
+    /// Rolls back the last stage.
     ///
     /// # Errors
-    /// [`AuthorityError`] when nothing is on its way, or the directory cannot be written.
+    /// [`AuthorityError`] if no rotation is in progress, or the directory cannot be written.
     pub fn back(&self, now: SystemTime) -> Result<(), AuthorityError> {
         match self.stage() {
             RotationStage::Settled => Err(AuthorityError::Stage("no root is being replaced")),
@@ -103,15 +102,15 @@ impl Rotation {
         Authority::open(&self.dir, &self.trust_domain, now)
     }
 
-    /// Whether there is such a key beside the one that signs. A copy of that one is what is left
-    /// of a step that was cut short before its end.
+    /// True if this key exists and differs from the signing one. A copy of the signing key is left over from an
+    /// interrupted step.
     fn has(&self, file: &str) -> bool {
         let read = |file| disk::read(&self.file(file), Readers::Everyone).ok().flatten();
         let [key, signing] = [file, KEY_FILE].map(read);
         key.is_some() && key != signing
     }
 
-    /// Whether the root of a key is in the bundle, as it has to be before the key signs.
+    /// Checks that the root of a key is in the trust bundle, as required before the key signs.
     fn expect_trust(&self, file: &str, otherwise: &'static str) -> Result<(), AuthorityError> {
         let key = self.key(file)?;
         let text = disk::read(&self.file(ROOTS_FILE), Readers::Everyone)?;
@@ -155,7 +154,7 @@ impl Rotation {
         Ok(disk::replace(&self.file(to), text.as_bytes(), Readers::Owner)?)
     }
 
-    /// In one step: a crash leaves the stage before or the stage after.
+    /// Renames atomically: a crash leaves either stage.
     fn rename(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
         let (from, to) = (self.file(from), self.file(to));
         fs::rename(&from, &to).map_err(|cause| disk::file_error("rename", &from, cause))?;
@@ -167,15 +166,15 @@ impl Rotation {
     }
 }
 
-/// Whether a certificate is a key's.
+/// True if the certificate is for this key.
 fn is_of(der: &[u8], key: &PrivateKey) -> bool {
     let parsed = x509_parser::parse_x509_certificate(der);
     parsed.is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public())
 }
 
-/// The key that is to sign next.
+/// The next signing key.
 pub(super) const NEXT_FILE: &str = "next.key";
-/// The key that signed before.
+/// The previous signing key.
 pub(super) const FORMER_FILE: &str = "former.key";
 
 #[cfg(test)]
@@ -190,14 +189,14 @@ mod tests {
         Rotation::of(world.dir.path(), TrustDomain::new("cluster.local").unwrap())
     }
 
-    /// A member that joins now, whatever joined before.
+    /// Returns the credential of a member that joins now.
     fn member(world: &World) -> Credential {
         let domain = TrustDomain::new("cluster.local").unwrap();
         let authority = Authority::open_or_create(world.dir.path(), &domain, now()).unwrap();
         member_of(&authority, &workload_id("ratings"), LEAF_LIFETIME, now())
     }
 
-    /// Whether each of the two verifies the other.
+    /// True if each of the two verifies the other.
     fn meet(one: &Credential, other: &Credential) -> bool {
         let knows = |client: &Credential, server: &Credential| {
             let client = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();
@@ -222,7 +221,7 @@ mod tests {
         for (one, other) in [(&settled, &added), (&added, &switched), (&switched, &retired)] {
             assert!(meet(one, other));
         }
-        // That is why nobody may be left behind by two stages.
+        // A member must therefore not be two stages out of date.
         assert!(!meet(&settled, &switched) && !meet(&added, &retired));
         let editions = [&settled, &added, &switched, &retired].map(|member| member.edition());
         let different: std::collections::BTreeSet<u64> = editions.into();
@@ -253,18 +252,19 @@ mod tests {
         let settled = member(&world).edition();
         rotation.add(now()).unwrap();
         let added = member(&world).edition();
-        // `switch`, before the new key takes its place.
+        // `switch`, interrupted before the new key takes its place.
         copy(KEY_FILE, FORMER_FILE);
         assert_eq!(rotation.stage(), RotationStage::Added);
         rotation.switch(now()).unwrap();
         let switched = member(&world).edition();
-        // `back`, before the former key takes its place.
+        // `back`, interrupted before the former key takes its place.
         copy(KEY_FILE, NEXT_FILE);
         assert_eq!(rotation.stage(), RotationStage::Switched);
         assert_eq!(member(&world).edition(), switched);
         rotation.back(now()).unwrap();
         assert_eq!((member(&world).edition(), rotation.stage()), (added, RotationStage::Added));
-        // `retire`, before the former key goes: it cannot come back, nobody trusts it.
+        // `retire`, interrupted before the former key is removed: it cannot return, because no member trusts
+        // it.
         rotation.switch(now()).unwrap();
         let former = fs::read(rotation.file(FORMER_FILE)).unwrap();
         rotation.retire(now()).unwrap();
@@ -274,7 +274,7 @@ mod tests {
         assert!(matches!(rotation.back(now()), Err(AuthorityError::Stage(_))));
         rotation.retire(now()).unwrap();
         assert_eq!(rotation.stage(), RotationStage::Settled);
-        // `add`, before the new root is trusted.
+        // `add`, interrupted before the new root is trusted.
         rotation.add(now()).unwrap();
         let next = rotation.key(NEXT_FILE).unwrap();
         let roots = rotation.open(now()).unwrap().roots();

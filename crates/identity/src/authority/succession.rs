@@ -1,4 +1,4 @@
-//! One intermediate authority after another: members trust the mesh's own, and the one before it for a while.
+//! Succession of intermediate authorities: members trust the current one, and the previous one for a while.
 
 use std::io;
 use std::path::Path;
@@ -21,10 +21,10 @@ use crate::roots::{Roots, is_self_issued};
 use crate::verify::instant;
 
 impl Authority {
-    /// The same authority as the successor of `former`: members trust both, and a certificate by which those that
-    /// trust `former` alone know the new one goes along with all that it signs.
+    /// Returns this authority as the successor of `former`: members trust both, and its certificates include a
+    /// cross-certificate by which members that trust only `former` verify the new one.
     ///
-    /// An authority with a root of its own has its roots in a file, and nothing to carry over.
+    /// Does not affect an authority with a built-in root: its roots are in a file.
     #[must_use]
     pub fn succeeding(self, former: &Self, now: SystemTime) -> Self {
         if !self.is_intermediate() || !former.is_intermediate() {
@@ -36,18 +36,18 @@ impl Authority {
         if key_of(&former.signer) != key_of(&self.signer) {
             match former.vouch_for(&self, now) {
                 Ok(cross) => crosses.insert(0, cross),
-                // Those that are away meanwhile have to join again.
+                // Members that are offline meanwhile have to join again.
                 Err(error) => drop(error),
             }
         }
         self.with_former(carried, crosses, now)
     }
 
-    /// The intermediates that members trust, and what leads from one to the next, from the last run of a control
-    /// plane; then keeps those of this run there.
+    /// Adds the trusted intermediates and cross-certificates from the last run of a control plane, and then
+    /// saves those of this run.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub fn remembered(self, file: &Path, now: SystemTime) -> io::Result<Self> {
         if !self.is_intermediate() {
             return Ok(self);
@@ -65,10 +65,10 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Keeps the intermediates that members trust for the next run.
+    /// Saves the trusted intermediates for the next run.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn remember(&self, file: &Path) -> io::Result<()> {
         if !self.is_intermediate() {
             return Ok(());
@@ -86,7 +86,7 @@ impl Authority {
         disk::replace(file, text.as_bytes(), Readers::Everyone)
     }
 
-    /// True when a company's root vouches for it.
+    /// True if the signer is an intermediate of a company's root.
     pub(super) fn is_intermediate(&self) -> bool {
         !self.chain.is_empty()
     }
@@ -120,7 +120,7 @@ impl Authority {
         self.chain.extend(ways.iter().cloned());
         let company = self.roots.certificates().iter().filter(|der| is_self_issued(der));
         let all = company.chain([&self.signer]).chain(&kept).cloned().collect();
-        // There is one at least, and not many more than there were.
+        // The list is not empty, and not much longer than before.
         if let Ok(roots) = Roots::new(all) {
             self.roots = roots;
             self.pins = kept;
@@ -129,7 +129,7 @@ impl Authority {
         self
     }
 
-    /// A certificate of this authority for the key of its successor, with the name that it signs under.
+    /// Signs a cross-certificate for the successor's key, with the successor's issuer name.
     fn vouch_for(
         &self,
         successor: &Self,
@@ -143,7 +143,7 @@ impl Authority {
         }
         let mut parameters = parameters(self.not_before.max(successor.not_before), end)?;
         parameters.distinguished_name = name_of(&read).ok_or(AuthorityError::Issuer)?;
-        // Members that trust only one before this one come over two of these.
+        // Members that trust only an older one verify a chain of two cross-certificates.
         let below = u8::try_from(CROSSES_MAX).unwrap_or(u8::MAX);
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(below));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -152,7 +152,7 @@ impl Authority {
     }
 }
 
-/// The subject of a certificate, to be written once more as it is there.
+/// Copies the subject of a certificate.
 fn name_of(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> {
     let mut name = DistinguishedName::new();
     for attribute in certificate.subject().iter_attributes() {
@@ -169,7 +169,7 @@ fn name_of(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> {
     Some(name)
 }
 
-/// The public key of a certificate; none of one that cannot be read.
+/// Returns the public key of a certificate; `None` if it cannot be parsed.
 fn key_of(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, read) = x509_parser::parse_x509_certificate(der).ok()?;
     Some(read.public_key().subject_public_key.data.to_vec())
@@ -181,7 +181,7 @@ fn expiry(der: &CertificateDer<'_>) -> SystemTime {
     end.unwrap_or(UNIX_EPOCH)
 }
 
-/// True when a certificate has the name of another one as its issuer.
+/// True if the certificate's issuer has the name of the other certificate.
 fn is_issued_by(der: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
     let der = x509_parser::parse_x509_certificate(der);
     let issuer = x509_parser::parse_x509_certificate(issuer);
@@ -189,12 +189,12 @@ fn is_issued_by(der: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
     der.issuer().as_raw() == issuer.subject().as_raw()
 }
 
-/// The most former intermediates that stay trusted.
+/// Limit of previous intermediates that stay trusted.
 const FORMER_MAX: usize = 2;
 
-/// The most certificates that lead from those to the one that signs: with the holder's own and the signer's as many as
-/// members of older releases accept.
+/// Limit of cross-certificates: together with the leaf and the signer as many as members of older releases
+/// accept.
 const CROSSES_MAX: usize = 2;
 
-/// More than is ever kept.
+/// More than is ever saved.
 const READ_MAX: usize = 16;

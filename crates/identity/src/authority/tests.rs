@@ -1,4 +1,4 @@
-//! The authority across restarts, crashes and mistakes; and what its certificates say.
+//! Tests of the authority across restarts, crashes and mistakes, and of its certificates.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ fn open(dir: &Path) -> Result<Authority, AuthorityError> {
     Authority::open_or_create(dir, &domain("cluster.local"), now())
 }
 
-/// No instance in particular.
+/// A subject without an instance.
 fn account(id: &SpiffeId) -> Subject<'_> {
     Subject { id, workload: None, instance: None }
 }
@@ -70,7 +70,7 @@ fn finishes_a_first_start_that_was_cut_short() {
     let before = world.credential(&workload_id("ratings"));
     fs::remove_file(world.dir.path().join(ROOTS_FILE)).unwrap();
     let again = open(world.dir.path()).unwrap();
-    // The key is the same, hence what it signed before is still trusted.
+    // The key is unchanged, so certificates signed before are still trusted.
     let issued = Issued {
         chain: before.chain().to_vec(),
         roots: again.roots(),

@@ -1,4 +1,4 @@
-//! Credentials on disk, their renewal, and parts that do not belong together.
+//! Tests of saved credentials, renewal, and mismatching parts.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

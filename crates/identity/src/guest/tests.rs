@@ -1,4 +1,4 @@
-//! Guests meet the doors of the mesh, and what is kept of their certificates.
+//! Tests of handshakes of external principals with mesh servers, and of stored certificates.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn issue(world: &World, texts: &[&str]) -> Result<GuestCertificate, AuthorityErr
     GuestCertificate::issue(&world.authority, subject, DAY, now())
 }
 
-/// A client with what is in the Secret and nothing else, as nginx or curl would be.
+/// Returns a client such as nginx or curl, with the contents of the Secret only.
 fn client(made: &GuestCertificate, server: &SpiffeId) -> Arc<ClientConfig> {
     let chain = CertificateDer::pem_slice_iter(made.chain().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
@@ -69,7 +69,7 @@ fn a_guest_is_let_in_where_guests_are_and_is_never_a_member() {
         assert_eq!(guest.names, names(&["batch.corp.example", "nginx.shop.cluster.local"]));
         assert_eq!(super::guest(&shown[0], guest.not_after), Err(VerifyError::Expired));
     }
-    // The door of the mesh, and that of a control plane.
+    // The server of a sidecar, and that of a control plane.
     for config in [server_config(&credential, &[]), join_server_config(&credential, &[])] {
         assert!(handshake(&client, &config.unwrap()).server.is_err());
     }
@@ -102,11 +102,12 @@ fn guests_of_others_and_certificates_of_others_for_such_names_are_refused() {
     let server = workload_id("ratings");
     let credential = world.credential(&server);
     let config = guest_server_config(&credential, &[]).unwrap();
-    // Of another authority.
+    // A certificate of another authority.
     let stranger = issue(&other, &["batch.corp.example"]).unwrap();
     let stranger = GuestCertificate { roots: world.authority.roots().to_pem(), ..stranger };
     assert!(handshake(&client(&stranger, &server), &config).server.is_err());
-    // What the same root has signed for a name, or for a guest of another mesh, is no guest's.
+    // Certificates of the same root with another name, or for an external principal of another mesh, are
+    // rejected.
     let uri = |text: &str| SanType::URI(text.try_into().unwrap());
     let dns = SanType::DnsName("batch.corp.example".try_into().unwrap());
     let ours = "leno://cluster.local/guest/shop/batch";
@@ -167,7 +168,7 @@ fn what_is_kept_is_good_for_two_thirds_of_its_life_if_it_is_as_it_would_be_made(
         apart < Duration::from_secs(5)
     };
     assert!(close(until, now() + Duration::from_secs(16 * 3600)));
-    // A shorter life that is wished for now is heeded.
+    // A shorter lifetime configured later takes effect.
     let hour = Duration::from_secs(3600);
     let until = held.good_until(&world.authority, subject(&called), hour).unwrap();
     assert!(close(until, now() + Duration::from_secs(2400)));
@@ -184,7 +185,7 @@ fn what_is_kept_is_good_for_two_thirds_of_its_life_if_it_is_as_it_would_be_made(
     }
     let other = World::new("cluster.local");
     assert_eq!(held.good_until(&other.authority, subject(&called), DAY), None);
-    // The roots are those of the other, and the signer is not.
+    // The roots are those of the other authority, the signer is not.
     let theirs = other.authority.roots().to_pem();
     let held = Held { roots: &theirs, ..held };
     assert_eq!(held.good_until(&other.authority, subject(&called), DAY), None);

@@ -12,17 +12,17 @@ use serde_json::Value;
 
 use super::BadJwt;
 
-/// The keys of an issuer that can verify.
+/// The verification keys of an issuer.
 #[derive(Debug)]
 pub struct JwtKeys(Vec<Known>);
 
-/// A text that holds no keys to verify by.
+/// The reason that a text contains no usable keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadKeys {
-    /// It is no JWK set.
+    /// Not a JWK set.
     #[error("is not a JWK set, which is JSON with `keys`")]
     Malformed,
-    /// Nothing in it can verify a signature.
+    /// No key in it can verify a signature.
     #[error(
         "has no key of RSA (2048 bits or more), of the curves P-256, P-384 and P-521, or Ed25519"
     )]
@@ -32,7 +32,7 @@ pub enum BadKeys {
 #[derive(Debug)]
 struct Known {
     id: Option<String>,
-    /// The one algorithm that it is for; any that its kind has when absent.
+    /// The only permitted algorithm; any of the key type if absent.
     algorithm: Option<String>,
     key: Key,
 }
@@ -44,12 +44,12 @@ enum Key {
     Ed25519(Vec<u8>),
 }
 
-/// A curve, and the one algorithm of RFC 7518 §3.4 that goes with it.
+/// A curve, and its algorithm of RFC 7518 §3.4.
 #[derive(Debug, Clone, Copy)]
 struct Curve {
     name: &'static str,
     algorithm: &'static str,
-    /// The bytes of a coordinate.
+    /// The length of a coordinate in bytes.
     bytes: usize,
     verifies: &'static EcdsaVerificationAlgorithm,
 }
@@ -60,7 +60,7 @@ const CURVES: [Curve; 3] = [
     Curve { name: "P-521", algorithm: "ES512", bytes: 66, verifies: &ECDSA_P521_SHA512_FIXED },
 ];
 
-/// Those of RSA (RFC 7518 §3.3 and §3.5).
+/// The RSA algorithms (RFC 7518 §3.3 and §3.5).
 const RSA: [(&str, &RsaParameters); 6] = [
     ("RS256", &RSA_PKCS1_2048_8192_SHA256),
     ("RS384", &RSA_PKCS1_2048_8192_SHA384),
@@ -71,11 +71,10 @@ const RSA: [(&str, &RsaParameters); 6] = [
 ];
 
 impl JwtKeys {
-    /// Reads a JWK set. Keys of other kinds, and those that are for something else than signatures,
-    /// are passed over (RFC 7517 §5).
+    /// Parses a JWK set. Keys of other types, and keys not for signatures, are ignored (RFC 7517 §5).
     ///
     /// # Errors
-    /// [`BadKeys`] when no key is left.
+    /// [`BadKeys`] if no key is left.
     pub fn parse(text: &str) -> Result<Self, BadKeys> {
         let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
@@ -83,11 +82,11 @@ impl JwtKeys {
         if known.is_empty() { Err(BadKeys::None) } else { Ok(Self(known)) }
     }
 
-    /// What of a JWK set is public and verifies, in an order of its own: sets that verify alike are
-    /// mostly written alike, and what somebody put into one by mistake goes no further.
+    /// Returns the public verification part of a JWK set in canonical order: equivalent sets mostly have equal
+    /// texts, and private members included by mistake are dropped.
     ///
     /// # Errors
-    /// [`BadKeys`] when no key is left.
+    /// [`BadKeys`] if no key is left.
     pub fn public_part(text: &str) -> Result<String, BadKeys> {
         let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
@@ -104,7 +103,7 @@ impl JwtKeys {
         }
     }
 
-    /// Whether a key verifies a signature: the one of that id, or any when the token names none.
+    /// True if a key verifies a signature: the key with this id, or any key if the token has no id.
     pub(super) fn verify(
         &self,
         (algorithm, id): (&str, Option<&str>),
@@ -184,13 +183,13 @@ fn known(jwk: &Value) -> Option<Known> {
     Some(Known { id: text("kid").map(str::to_owned), algorithm, key })
 }
 
-/// The members of a JWK that say something here.
+/// The supported members of a JWK.
 const PUBLIC: [&str; 9] = ["kty", "use", "alg", "kid", "crv", "n", "e", "x", "y"];
-/// Both names of the one algorithm (RFC 8037 §3.1, RFC 9864).
+/// Both names of the same algorithm (RFC 8037 §3.1, RFC 9864).
 const EDWARDS: [&str; 2] = ["EdDSA", "Ed25519"];
 /// SEC 1 §2.3.3.
 const UNCOMPRESSED: u8 = 4;
-/// 2048 bits, as RFC 7518 §3.3 wants.
+/// 2048 bits, the minimum of RFC 7518 §3.3.
 const RSA_BYTES_MIN: usize = 256;
 /// More than issuers have at a time.
 const KEYS_MAX: usize = 64;

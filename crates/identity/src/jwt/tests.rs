@@ -1,4 +1,4 @@
-//! Tokens that are accepted, and every way in which one is not.
+//! Tests of accepted and rejected tokens.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
@@ -91,7 +91,7 @@ fn verify(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, BadJwt> {
     )
 }
 
-/// What signs a text.
+/// Signs a text.
 type Sign<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
 
 #[test]
@@ -136,7 +136,7 @@ fn no_algorithm_is_taken_for_another() {
     assert_eq!(verify(&wrong, &keys), Err(BadJwt::Signature));
     let critical = token(&json!({"alg": "ES256", "crit": ["b64"]}), &claims(), by_curve);
     assert_eq!(verify(&critical, &keys), Err(BadJwt::Algorithm));
-    // A key for one algorithm is for no other.
+    // A key for one algorithm does not verify another.
     let mut set = issuer.set();
     set["keys"][3]["alg"] = "RS512".into();
     let keys = JwtKeys::parse(&set.to_string()).unwrap();
@@ -172,7 +172,6 @@ fn claims_must_hold() {
     assert_eq!(said(&|it| it["aud"] = Value::Null), Err(BadJwt::Audience));
 }
 
-/// Finding F15 of issue 25.
 #[test]
 fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
     let issuer = Issuer::new();
@@ -210,7 +209,6 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
     }
 }
 
-/// Finding F15 of issue 25.
 #[test]
 fn a_key_that_is_not_for_verification_is_passed_over() {
     let issuer = Issuer::new();

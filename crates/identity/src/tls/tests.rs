@@ -1,4 +1,4 @@
-//! Handshakes in memory: who is let in, who is refused, and why.
+//! Tests of handshakes in memory: accepted and rejected peers, with reasons.
 
 use std::io::Cursor;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::verify::peer;
 const ALPN: &[&[u8]] = &[b"leno-link/1", b"http/1.1"];
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// A server for ratings and a client that is productpage and expects ratings.
+/// Returns a server for ratings, and a client that is productpage and expects ratings.
 fn good_pair(world: &World) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     (
         server_of(&world.credential(&workload_id("ratings"))),
@@ -35,12 +35,12 @@ fn client_of(credential: &Credential) -> Arc<ClientConfig> {
     client_config(credential, &workload_id("ratings"), ALPN).unwrap()
 }
 
-/// No instance in particular.
+/// A subject without an instance.
 fn account_of(id: &SpiffeId) -> Subject<'_> {
     Subject { id, workload: None, instance: None }
 }
 
-/// A client that shows whatever chain it likes.
+/// Returns a client that presents any chain.
 fn client_showing(
     world: &World,
     (chain, key): (Vec<CertificateDer<'static>>, PrivateKey),
@@ -56,7 +56,7 @@ fn client_showing(
     Arc::new(config)
 }
 
-/// A server that shows whatever chain it likes.
+/// Returns a server that presents any chain.
 fn server_showing((chain, key): (Vec<CertificateDer<'static>>, PrivateKey)) -> Arc<ServerConfig> {
     let config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
@@ -70,7 +70,7 @@ fn server_showing((chain, key): (Vec<CertificateDer<'static>>, PrivateKey)) -> A
 fn refused_by_server(outcome: &Outcome, expected: Reason) {
     let error = outcome.server.as_ref().expect_err("the server refuses");
     assert_eq!(reason_of_tls(error, Side::Downstream), expected, "{error}");
-    // The client hears of it, and does not take it for an identity problem of the server.
+    // The client receives the alert, and does not report an identity problem of the server.
     let alert = outcome.client.as_ref().expect_err("the client is told");
     assert_eq!(reason_of_tls(alert, Side::Upstream), Reason::UpstreamHandshakeFailed);
 }
@@ -136,7 +136,7 @@ fn refuses_members_of_a_mesh_with_another_root() {
     let (ours, theirs) = (World::new("cluster.local"), World::new("cluster.local"));
     let (our_server, our_client) = good_pair(&ours);
     let (their_server, _) = good_pair(&theirs);
-    // The attacker trusts our roots, so that only the server can refuse.
+    // The attacker trusts our roots, so only the server can reject it.
     let key = PrivateKey::generate();
     let request = crate::CertificateRequest::from_der(&key.request()).unwrap();
     let id = workload_id("productpage");
@@ -219,7 +219,7 @@ fn refuses_certificates_that_no_member_has() {
     let two = || world.forge(|parameters| parameters.subject_alt_names.push(other()));
     refused_by_server(&handshake(&client_showing(&world, two()), &server), Reason::UntrustedPeer);
     refused_by_client(&handshake(&client, &server_showing(two())), Reason::WrongIdentity);
-    // The same way in is open to what is not forged.
+    // The same client with a valid certificate is accepted.
     let honest = world.forge(|_| {});
     assert!(handshake(&client_showing(&world, honest), &server).server.is_ok());
     assert!(handshake(&client, &server_showing(world.forge(|_| {}))).client.is_ok());
@@ -245,7 +245,7 @@ fn a_stolen_certificate_is_nothing_without_its_key() {
     let world = World::new("cluster.local");
     let (server, _) = good_pair(&world);
     let (stolen, _) = world.forge(|_| {});
-    // rustls checks its own user, but not through `CertifiedKey::new`.
+    // rustls checks this in its own code, but not in `CertifiedKey::new`.
     let key = PrivateKey::generate();
     let signer = provider().key_provider.load_private_key(key.to_der()).unwrap();
     let shown = rustls::sign::CertifiedKey::new(stolen, signer);
@@ -388,7 +388,7 @@ fn one_port_serves_joining_and_members() {
         assert_eq!(seen.id, workload_id("ratings"));
         assert_eq!(connection.alpn_protocol(), Some(both[1]));
     }
-    // Optional does not mean unchecked.
+    // An optional certificate is still verified.
     let expired = world.credential_at(&workload_id("ratings"), DAY, now() - 2 * DAY);
     let expired = client_config(&expired, &control, &both[1..]).unwrap();
     refused_by_server(&handshake(&expired, &server), Reason::ExpiredPeer);
@@ -407,7 +407,7 @@ fn a_newcomer_shows_nothing_to_a_false_control_plane() {
     }
 }
 
-/// Any identity will do for a mesh whose root is not ours.
+/// Any identity is accepted in a mesh with another root.
 fn control_workload(control: &SpiffeId) -> SpiffeId {
     let mut id = workload_id("leno-control");
     id.trust_domain = control.trust_domain.clone();
@@ -433,7 +433,7 @@ fn old_and_new_root_are_both_trusted_while_they_overlap() {
         let outcome = handshake(&client, &server);
         assert!(outcome.client.is_ok() && outcome.server.is_ok());
     }
-    // Once the old root is retired, its certificates are refused.
+    // Once the old root is retired, its certificates are rejected.
     let retired = client_of(&overlapping(&old, "productpage"));
     let server = server_of(&new.credential(&workload_id("ratings")));
     refused_by_server(&handshake(&retired, &server), Reason::UntrustedPeer);
@@ -449,7 +449,7 @@ fn names_services_as_dns_does() {
     assert!(matches!(error, TlsError::LongName { .. }), "{error}");
 }
 
-/// A client of another make, which verifies names, with a certificate of the mesh.
+/// Returns a third-party client that verifies names, with a certificate of the mesh.
 fn foreign_client(world: &World) -> Arc<ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
     for der in world.authority.roots().certificates() {
@@ -479,7 +479,7 @@ fn who_verifies_names_knows_a_workload_by_its_account() {
         let error = outcome.client.expect_err(other).to_string();
         assert!(error.contains("not valid for name"), "{other}: {error}");
     }
-    // An account of which the name could be that of another has none.
+    // Accounts with an ambiguous name have no DNS name.
     let dotted = server_of(&world.credential(&workload_id("ratings.v1")));
     assert!(handshake_with("ratings.v1.bookinfo.cluster.local", &client, &dotted).client.is_err());
 }

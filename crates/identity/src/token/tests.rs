@@ -1,4 +1,4 @@
-//! Tokens: once, in time, for one workload; across threads and restarts.
+//! Tests of tokens: single use, lifetime, one workload; across threads and restarts.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -138,7 +138,7 @@ fn sweeps_what_nobody_will_use_and_nothing_else() {
     let draft = tokens.dir.join(".draft-0000000000000000");
     File::create(&draft).unwrap();
     File::create(tokens.dir.join("README")).unwrap();
-    // A token's file that was cut short by a failing disk.
+    // A token file truncated by a failing disk.
     disk::create(&tokens.dir.join("0".repeat(64)), b"bookinfo", Readers::Owner).unwrap();
     assert_eq!(tokens.sweep(made + 2 * MINUTE).unwrap(), 2, "one token, one draft");
     assert_eq!(fs::read_dir(&tokens.dir).unwrap().count(), 3);

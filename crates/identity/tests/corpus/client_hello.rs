@@ -1,4 +1,4 @@
-//! What must hold for whatever a client sends to the inbound door first.
+//! Properties of the TLS inbound listener for any first bytes of a client.
 
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
@@ -11,12 +11,11 @@ use leno_model::TrustDomain;
 use leno_wire::sniff::{Sniffed, sniff};
 use rustls::{ServerConfig, ServerConnection};
 
-/// No bytes panic, nobody gets in by first bytes alone, the answer is small, and it does not
-/// depend on how the bytes were cut into packets. Who is answered as a client of TLS is seen as
-/// one by whoever tells the protocols of a door apart, unless a warning comes before the hello: TLS passes
-/// over it, and no client sends it.
+/// For any bytes: no panic, no accepted client by first bytes alone, a small response, and a result independent
+/// of packet boundaries. A client that is answered as a TLS client is also classified as one by protocol
+/// detection, unless a warning precedes the hello: TLS ignores it, and no client sends it.
 ///
-/// The same bytes at a door that ends no TLS name the same server, and a decision is due there.
+/// A listener that passes TLS through finds the same server name in the same bytes, and must decide by then.
 pub(crate) fn check(bytes: &[u8]) {
     let whole = Told::of(bytes, bytes.len().max(1));
     assert!(whole.answer_bytes <= ANSWER_BYTES_MAX, "{} bytes", whole.answer_bytes);
@@ -38,7 +37,7 @@ pub(crate) fn check(bytes: &[u8]) {
     assert_ne!(named(&endless, 4096), ClientHello::More);
 }
 
-/// Whom a client asks for, as a door reads it that passes TLS through.
+/// Returns the server name as a TLS passthrough listener reads it.
 pub(crate) fn named(bytes: &[u8], packet: usize) -> ClientHello {
     let mut reader = ClientHelloReader::default();
     let mut end = 0;
@@ -52,17 +51,17 @@ pub(crate) fn named(bytes: &[u8], packet: usize) -> ClientHello {
     ClientHello::More
 }
 
-/// Whether a sidecar goes on with the handshake that these bytes begin.
+/// True if a sidecar continues the handshake that these bytes begin.
 pub(crate) fn is_answered(bytes: &[u8]) -> bool {
     Told::of(bytes, bytes.len()).answered
 }
 
-/// What the server made of the first bytes.
+/// The server's result for the first bytes.
 struct Told {
     answered: bool,
     answer_bytes: usize,
     error: Option<String>,
-    /// Whom a client asks for that is answered.
+    /// The server name requested by an answered client.
     name: Option<Option<String>>,
 }
 
@@ -92,7 +91,7 @@ impl Told {
     }
 }
 
-/// The inbound door of a sidecar, as every run makes it anew.
+/// Returns the configuration of a sidecar's inbound listener, recreated in every run.
 fn config() -> Arc<ServerConfig> {
     static CONFIG: OnceLock<Arc<ServerConfig>> = OnceLock::new();
     CONFIG.get_or_init(made).clone()
@@ -115,7 +114,7 @@ fn made() -> Arc<ServerConfig> {
 
 const ALERT_RECORD: u8 = 21;
 const HANDSHAKE_RECORD: u8 = 22;
-/// A ServerHello and a certificate chain of ours; a client that has proved nothing is sent no more.
+/// A ServerHello and our certificate chain; an unauthenticated client receives no more.
 const ANSWER_BYTES_MAX: usize = 4 * 1024;
-/// After so many bytes it is known whom a client asks for, or that nobody will know.
+/// The server name is known, or definitely absent, after this number of bytes.
 const UNDECIDED_BYTES_MAX: usize = 32 * 1024;

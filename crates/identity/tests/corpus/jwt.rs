@@ -1,4 +1,4 @@
-//! Properties of JSON web tokens and of JWK sets, for any bytes.
+//! Properties of JSON web tokens and JWK sets for any bytes.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -6,8 +6,8 @@ use leno_identity::{Expected, JwtKeys, UnverifiedJwt, texts_of};
 
 /// The last line is a token, the lines before it are a JWK set.
 ///
-/// The keys that travel to sidecars are those that verify, and no private part of them. A token that
-/// the keys of the issuer verify is one of those that the issuer signed.
+/// Only the public parts of verification keys are sent to sidecars. Any token verified with the issuer's keys
+/// was signed by the issuer.
 pub(crate) fn check(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (set, token) = text.rsplit_once('\n').unwrap_or(("", &text));
@@ -22,7 +22,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// Whether the issuer signed the token of this input.
+/// True if the issuer signed the token of this input.
 pub(crate) fn is_verified(text: &str) -> bool {
     let token = text.rsplit_once('\n').map_or(text, |(_, token)| token);
     verify(token, &JwtKeys::parse(ISSUER).expect("the issuer's keys"))
@@ -41,7 +41,7 @@ fn check_set(set: &str) {
     }
 }
 
-/// Whether the keys verify the token.
+/// True if the keys verify the token.
 fn verify(token: &str, keys: &JwtKeys) -> bool {
     let Ok(unverified) = UnverifiedJwt::read(token) else { return false };
     let issuer = unverified.issuer().map(str::to_owned);
@@ -61,7 +61,7 @@ fn verify(token: &str, keys: &JwtKeys) -> bool {
     true
 }
 
-/// Public keys whose private parts were thrown away, and all that was signed by them.
+/// Public keys with discarded private parts, and all texts signed with them.
 const ISSUER: &str = include_str!("jwt.keys.json");
 const SIGNED: &[&str] =
     &[include_str!("jwt.ec.signed"), include_str!("jwt.ed.signed"), include_str!("jwt.rsa.signed")];

@@ -1,16 +1,16 @@
-//! JSON text (RFC 8259) into the same trees as YAML: one value after another, each with its line and column.
+//! A JSON parser (RFC 8259) that yields the same trees as YAML, with line and column.
 
 use super::{Builder, Filling, Mark, Node, Unreadable, Value};
 
-/// The reader's answer for a text that is no JSON.
+/// The failure to parse a text as JSON.
 pub(super) enum Failure {
-    /// It may be YAML.
+    /// Not JSON; it may be YAML.
     Syntax(Unreadable),
-    /// It exceeds a bound.
+    /// A bound is exceeded.
     Bound(Unreadable),
 }
 
-/// Reads a text of JSON values, with white space or a line `---` between them.
+/// Parses a sequence of JSON values, separated by white space or `---` lines.
 pub(super) fn read_into(builder: &mut Builder, text: &str) -> Result<(), Failure> {
     let mut reader = Reader { rest: text, mark: Mark::START };
     loop {
@@ -27,11 +27,11 @@ pub(super) fn read_into(builder: &mut Builder, text: &str) -> Result<(), Failure
 
 struct Reader<'a> {
     rest: &'a str,
-    /// The place of `rest`.
+    /// The position of `rest`.
     mark: Mark,
 }
 
-/// The next thing that a document may have.
+/// The tokens that are allowed next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expected {
     Value,
@@ -45,7 +45,7 @@ enum Expected {
 }
 
 impl Reader<'_> {
-    /// Reads one value, without recursion.
+    /// Parses one value, without recursion.
     fn document(&mut self, builder: &mut Builder) -> Result<(), Failure> {
         let mut expected = Expected::Value;
         loop {
@@ -163,7 +163,7 @@ impl Reader<'_> {
         };
         let units = [Some(unit), self.unit(UNIT_BYTES)];
         let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
-        // Half a pair means no character.
+        // An unpaired surrogate is no character.
         let character = decoded.and_then(Result::ok).unwrap_or(char::REPLACEMENT_CHARACTER);
         for _ in 0..UNIT_BYTES * character.len_utf16() {
             self.skip_one();
@@ -171,7 +171,7 @@ impl Reader<'_> {
         Ok(character)
     }
 
-    /// The number in `\uXXXX`, so many bytes from here.
+    /// Returns the number in `\uXXXX` at this byte offset.
     fn unit(&self, at: usize) -> Option<u16> {
         let digits = self.rest.get(at..)?.strip_prefix("\\u")?.get(..4)?;
         digits.bytes().all(|it| it.is_ascii_hexdigit()).then_some(())?;
@@ -201,7 +201,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Skips a text without line ends, if it is next.
+    /// Skips a text without line ends if it is next.
     fn skip(&mut self, text: &str) -> bool {
         let is_next = self.rest.starts_with(text);
         if is_next {
@@ -231,7 +231,7 @@ impl Reader<'_> {
     }
 }
 
-/// The grammar of RFC 8259, 6.
+/// Matches the number grammar of RFC 8259, 6.
 fn is_number(text: &str) -> bool {
     fn after_digits(text: &str) -> Option<&str> {
         let rest = text.trim_start_matches(|it: char| it.is_ascii_digit());
@@ -254,7 +254,7 @@ fn is_number(text: &str) -> bool {
     parts(text).is_some_and(str::is_empty)
 }
 
-/// Escapes of one character (RFC 8259, 7).
+/// Single-character escapes (RFC 8259, 7).
 const ESCAPES: [(&str, char); 8] = [
     ("\\\"", '"'),
     ("\\\\", '\\'),
@@ -293,7 +293,7 @@ mod tests {
         ] {
             assert!(shown(json).contains(text), "{json}: {}", shown(json));
         }
-        // The texts "yes" and "1" stay texts, and a text of JSON has no further meaning in YAML.
+        // The texts "yes" and "1" stay texts, and JSON texts have no YAML meaning.
         assert!(shown(r#"{"a": "1", "b": "&x *y"}"#).contains("Text(\"&x *y\")"));
     }
 
@@ -319,7 +319,7 @@ mod tests {
     fn errors_say_where_and_what_is_expected() {
         for (text, line, column, expected) in [
             ("{\"a\": 1,\n \"b\" 2}", 2, 6, "a colon after the key, found '2'"),
-            // YAML has the number.
+            // A valid YAML number.
             ("{\"a\": 01, \"b\" 2}", 1, 15, "is not YAML"),
             ("{\"a\": \"\\q\"}", 1, 8, "an escape"),
             ("{\"a\": [1, 2}", 1, 12, "a comma or ]"),

@@ -1,12 +1,12 @@
-//! Lists of objects, as `kubectl get` prints them and `kubectl apply` reads them: each item is a document.
+//! Lists of objects, as printed by `kubectl get` and read by `kubectl apply`: each item becomes a document.
 
 use super::{Mark, Node, Value};
 
-/// The documents that a document stands for: the items of a list, or itself. A list with another field, or with an
-/// item that is no map, is left as it is and rejected as a whole.
+/// Expands a document: returns the items of a list, or the document itself. A list with an unknown field, or
+/// with an item that is not a map, is left unchanged and rejected as a whole.
 pub(super) fn documents(document: Node) -> Vec<Node> {
     let mut documents = Vec::new();
-    // The last is the next; the depth of a document is bounded, and so is that of lists within lists.
+    // A stack: the last node is next. The depth of a document is bounded, hence the nesting of lists.
     let mut open = vec![document];
     while let Some(node) = open.pop() {
         match items(node) {
@@ -17,7 +17,7 @@ pub(super) fn documents(document: Node) -> Vec<Node> {
     documents
 }
 
-/// The items of a list; otherwise the node.
+/// Returns the items of a list, or the node if it is not a list.
 fn items(mut node: Node) -> Result<Vec<Node>, Node> {
     let Some((kind, version)) = kind_and_version(&node) else { return Err(node) };
     let Value::Map(map) = &mut node.value else { return Err(node) };
@@ -42,7 +42,7 @@ fn items(mut node: Node) -> Result<Vec<Node>, Node> {
     Ok(items)
 }
 
-/// `kind` and `apiVersion` of a list: a `List` of any objects, or one of a kind, such as `ServiceList`.
+/// Returns `kind` and `apiVersion` of a list: a `List` of any objects, or a typed one such as `ServiceList`.
 fn kind_and_version(node: &Node) -> Option<(String, String)> {
     let Value::Map(map) = &node.value else { return None };
     let text = |name: &str| {
@@ -56,7 +56,7 @@ fn kind_and_version(node: &Node) -> Option<(String, String)> {
     is_list.then_some((kind, version))
 }
 
-/// An API server leaves out `kind` and `apiVersion` of the items of a list of one kind.
+/// API servers omit `kind` and `apiVersion` of the items of a typed list.
 fn complete(item: &mut Node, (kind, version): (&str, &str)) {
     let mark = item.mark;
     let Value::Map(map) = &mut item.value else { return };
@@ -92,7 +92,7 @@ mod tests {
             ("apiVersion: v1\nkind: List\n", &[4, 5][..]),
             ("apiVersion: v1\nkind: List\nmetadata: {resourceVersion: ''}\n", &[5, 6]),
             ("apiVersion: x/v1\nkind: AList\n", &[4, 5]),
-            // These are rejected as a whole.
+            // Rejected as a whole.
             ("apiVersion: v2\nkind: List\n", &[1]),
             ("kind: List\n", &[1]),
             ("apiVersion: v1\nkind: List\nspec: {}\n", &[1]),

@@ -1,4 +1,4 @@
-//! Merge keys, as YAML 1.1 has them: the entries of other maps under the key `<<` become entries of a map.
+//! Merge keys of YAML 1.1: entries of other maps, merged into a map under the key `<<`.
 
 use std::collections::HashSet;
 
@@ -9,18 +9,18 @@ use super::{Node, Unreadable, Value};
 /// The text of a merge key.
 pub(super) const KEY: &str = "<<";
 
-/// True for a merge key; a `<<` in quotes is a text.
+/// True if the scalar is a merge key; a quoted `<<` is a text.
 pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool {
     let is_tagged = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "merge");
     text == KEY && (is_tagged || tag.is_none() && style == ScalarStyle::Plain)
 }
 
-/// The entries of a map with those of its merge keys. Entries of the map itself win, and of several maps in a list the
-/// earlier one. The values of aliases are copies already, and bounded as such.
+/// Returns the entries of a map including those of its merge keys. Entries of the map itself take precedence;
+/// in a list of maps, the earlier map does. Alias values are already copied and bounded.
 ///
 /// # Errors
-/// When a merge key has no map, or an entry before it that it has, too. Readers differ about the latter: YAML 1.1 takes
-/// the entry of the map itself, and kubectl (go-yaml v2) the one that is written last.
+/// If the value of a merge key is not a map, or an entry before the merge key is also in the merged map. In the
+/// latter case parsers differ: YAML 1.1 prefers the map's own entry, kubectl (go-yaml v2) the last one written.
 pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unreadable> {
     if !map.iter().any(|(key, _)| is_merge(key)) {
         return Ok(map);
@@ -55,7 +55,7 @@ pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unread
     Ok(entries)
 }
 
-/// The entries of the maps that a merge key has.
+/// Returns the entries of the maps under a merge key.
 fn maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
     let mark = value.mark;
     let nodes = match value.value {
@@ -76,7 +76,7 @@ fn is_merge(key: &Node) -> bool {
     matches!(key.value, Value::MergeKey)
 }
 
-/// The text of a key; other keys are rejected later.
+/// Returns the text of a key; other keys are rejected later.
 fn name(key: &Node) -> Option<String> {
     match &key.value {
         Value::Text(text) | Value::Number(text) => Some(text.clone()),

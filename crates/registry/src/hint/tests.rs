@@ -1,10 +1,10 @@
-//! Hints of every kind of document, followed literally.
+//! Hints for documents of every kind, applied literally.
 
 use super::*;
 use crate::document::documents;
 use crate::kinds;
 
-/// The documents of all pages.
+/// Returns the documents of all pages.
 fn corpus() -> Vec<Node> {
     let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules");
     let mut nodes = Vec::new();
@@ -18,7 +18,7 @@ fn corpus() -> Vec<Node> {
     nodes
 }
 
-/// The number of values and keys of a document.
+/// Counts the values and keys of a document.
 fn count(node: &Node) -> usize {
     match &node.value {
         Value::List(list) => 1 + list.iter().map(count).sum::<usize>(),
@@ -29,7 +29,7 @@ fn count(node: &Node) -> usize {
     }
 }
 
-/// Changes the value or key with this number, if it is a scalar.
+/// Changes the value or key with this number if it is a scalar.
 fn spoil(node: &mut Node, number: &mut usize, change: &dyn Fn(&Value) -> Option<Value>) -> bool {
     if *number == 0 {
         let changed = change(&node.value);
@@ -69,10 +69,10 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Replaces a value by a wrong one, where the mistake can be made.
+/// Replaces a value by a wrong one if the mistake is possible there.
 type Mistake = Box<dyn Fn(&Value) -> Option<Value>>;
 
-/// Mistakes of the kinds that hints are about.
+/// Returns the kinds of mistakes that hints cover.
 fn mistakes() -> Vec<Mistake> {
     let number = |text: &'static str| -> Mistake {
         Box::new(move |value| scalar(value).map(|_| Value::Number(text.to_owned())))
@@ -83,7 +83,7 @@ fn mistakes() -> Vec<Mistake> {
         number("70000"),
         number("1.5"),
         Box::new(|value| scalar(value).map(|_| Value::Boolean(true))),
-        // In quotes, with another number, misspelled, in capital letters.
+        // Quoted, out of range, misspelled, capitalized.
         Box::new(|value| scalar(value).map(Value::Text)),
         Box::new(|value| scalar(value).map(|_| Value::Text("99999999".to_owned()))),
         Box::new(|value| scalar(value).map(|text| Value::Text(text.chars().skip(1).collect()))),
@@ -92,7 +92,7 @@ fn mistakes() -> Vec<Mistake> {
     ]
 }
 
-/// The problems that a user sees.
+/// Returns the problems as reported.
 fn shown(node: &Node) -> Vec<Note> {
     followed(node, kinds::problems(None, node), |node| kinds::problems(None, node))
 }
@@ -127,14 +127,14 @@ fn check(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
     let replacement = note.replacement.as_ref();
     let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", note.remedy));
     let mut followed = document.clone();
-    // A document that is written inside a text is not followed into.
+    // Documents embedded in a text are not changed.
     if !replace(&mut followed, &note.field, replacement) {
         assert!(note.field.starts_with("spec.config."), "{}", note.field);
         return;
     }
     let path = path_after(&note.field, replacement);
     for other in kinds::problems(None, &followed).iter().filter(|other| other.field == path) {
-        // The value of a misspelled key may be wrong as well: that problem is reported at the same time.
+        // The value of a misspelled key may be wrong as well; that problem is reported at the same time.
         let is_said = note.remedy.contains(&other.problem)
             || all.iter().any(|note| note.field == path && note.problem == other.problem);
         assert!(is_said, "{}: {}; {} → {}", note.field, note.problem, note.remedy, other.problem);
@@ -152,7 +152,7 @@ fn a_number_without_its_unit_is_no_text_that_needs_quotes() {
     assert!(note.remedy.contains("unit"), "{}", note.remedy);
 }
 
-/// A document of `kind` with this `spec`, in the form of a flow map.
+/// Returns a document of `kind` with this `spec` in flow style.
 fn document(kind: &str, spec: &str) -> Node {
     let group =
         if kind == "HTTPRoute" { "gateway.networking.k8s.io/v1" } else { "leno.dev/v1alpha1" };
@@ -191,7 +191,7 @@ fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
     }
 }
 
-/// Each map of the pages replaced by a scalar.
+/// Replaces each map of the pages by a scalar.
 #[test]
 fn every_map_in_a_hint_is_accepted() {
     let mut proposed = 0;
@@ -222,7 +222,7 @@ fn every_map_in_a_hint_is_accepted() {
     assert!(proposed > 100, "{proposed}");
 }
 
-/// Puts a value where a path leads.
+/// Sets the value at a path.
 fn put(node: &mut Node, path: &str, value: &Node) -> bool {
     fn below(node: &mut Node, here: &str, (path, value): (&str, &Node)) -> bool {
         if here == path {
@@ -275,7 +275,7 @@ fn a_misspelled_key_is_one_rejection() {
     let notes = shown(&document("Hedging", "{targetRef: {kind: Service, name: api}, after: 1s}"));
     let remedy = "did you mean `targetRefs`? Its value is a map, not a list: write a list, each element after `- `";
     assert_eq!(notes[0].remedy, remedy);
-    // A mistake elsewhere is not explained by the key.
+    // The misspelled key does not explain an unrelated mistake.
     assert_eq!(shown(&document("RateLimit", "{ruls: [{name: a, requests: 1, in: 1s}]}")).len(), 2);
 }
 

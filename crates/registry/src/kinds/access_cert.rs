@@ -1,4 +1,4 @@
-//! Reads `AccessCert` of osm-edge and FSM.
+//! Reader of the `AccessCert` kind of osm-edge and FSM.
 
 use leno_model::{AccessCert, Name, PolicyName};
 
@@ -33,7 +33,8 @@ fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
     (subjects.len() == count).then_some(subjects)
 }
 
-/// A name of the DNS. Nobody else is meant: an identity is a member's, and a wildcard is everybody below.
+/// Reads a DNS name. Identities belong to mesh members, and a wildcard would include all subdomains; both are
+/// rejected.
 fn read_subject(element: &Field<'_>) -> Option<Name> {
     let text = element.text()?;
     let refusal = if text.contains("://") {
@@ -49,7 +50,7 @@ fn read_subject(element: &Field<'_>) -> Option<Name> {
     None
 }
 
-/// Whoever may write an `AccessCert` puts nothing into other namespaces.
+/// Reads the Secret reference. Other namespaces are rejected: the author may have no access there.
 fn read_secret(field: &Field<'_>, own: &Name) -> Option<Name> {
     let fields = field.fields(&["name", "namespace"])?;
     let name = fields.require("name").and_then(Field::name);
@@ -67,5 +68,5 @@ fn read_secret(field: &Field<'_>, own: &Name) -> Option<Name> {
 
 const JOIN: &str =
     "use a name of the DNS, or let the client join with a token of its own (`leno token`)";
-/// The most names in one certificate.
+/// Limit of names per certificate.
 const SUBJECTS_MAX: usize = 16;

@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `AccessPolicy`.
+//! Reader of the `leno.dev/v1alpha1` `AccessPolicy` kind.
 
 use leno_model::{
     AccessPolicy, ClaimMatch, Name, NamePattern, PathMatch, PeerMatch, PolicyAction, PolicyName,
@@ -69,7 +69,7 @@ fn read_rule(
     Some(PolicyRule { policy, name, action, peers, requests, claims, ports })
 }
 
-/// `NAME: [VALUE, …]`: each name must have one of its values.
+/// Reads `NAME: [VALUE, …]`: each claim must have one of its values.
 fn read_claims(fields: &Fields<'_>) -> Option<Vec<ClaimMatch>> {
     let Some(field) = fields.find("claims") else { return Some(Vec::new()) };
     let entries = field.entries()?;
@@ -89,7 +89,7 @@ fn read_claims(fields: &Fields<'_>) -> Option<Vec<ClaimMatch>> {
     entries.into_iter().map(claim).collect()
 }
 
-/// What `read` makes of the elements of a list that is not empty when it is there.
+/// Reads each element of a list with `read`; the list may be absent, but not empty.
 pub(super) fn elements<'a, T>(
     fields: &Fields<'a>,
     key: &str,
@@ -102,7 +102,7 @@ pub(super) fn elements<'a, T>(
     }
 }
 
-/// An empty list reads as nothing and as everything.
+/// Rejects an empty list, which could mean both no element and every element.
 fn not_empty<'a>(field: &Field<'a>, otherwise: &str) -> Option<Vec<Field<'a>>> {
     not_empty_of(field, LIST_MAX, otherwise)
 }
@@ -148,7 +148,7 @@ pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
 fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatch> {
     let fields = element.fields(&["methods", "path", "headers"])?;
     let path = match fields.find("path") {
-        // A rule that denies holds for every spelling of a path, and is written in the plain one.
+        // Deny rules match every form of a path; they are written in the normalized one.
         Some(field) if action == PolicyAction::Deny => read_path_with(field, decoded_path),
         Some(field) => read_path(field),
         None => Some(PathMatch::Any),
@@ -172,9 +172,9 @@ fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatc
     Some(request)
 }
 
-/// The most rules of one kind in a policy.
+/// Limit of rules of one kind per policy.
 const RULES_MAX: usize = 256;
-/// The most claims of a rule.
+/// Limit of claims per rule.
 const CLAIMS_MAX: usize = 16;
-/// The most accounts, peers, requests or ports of a rule.
+/// Limit of accounts, peers, requests or ports per rule.
 const LIST_MAX: usize = 256;

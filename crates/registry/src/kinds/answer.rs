@@ -1,11 +1,11 @@
-//! Reads what a policy answers in place of an upstream.
+//! Reader of fixed responses that a policy sends in place of an upstream.
 
 use leno_model::{FixedAnswer, Header};
 
 use super::filter::read_header;
 use crate::field::{Field, Fields};
 
-/// Status, body and headers.
+/// Reads status, body and headers.
 pub(super) fn read(field: &Field<'_>) -> Option<FixedAnswer> {
     let fields = field.fields(&["status", "body", "headers"])?;
     let status = match fields.find("status") {
@@ -15,7 +15,7 @@ pub(super) fn read(field: &Field<'_>) -> Option<FixedAnswer> {
     Some(FixedAnswer { status, body: body(&fields, "body")?, headers: headers(&fields, "headers") })
 }
 
-/// A text to answer with, if there is one.
+/// Reads a response body, if any.
 pub(super) fn body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
     let Some(field) = fields.find(key) else {
         return Some(None);
@@ -28,7 +28,7 @@ pub(super) fn body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
     Some(Some(text.to_owned()))
 }
 
-/// Headers of an answer, each once.
+/// Reads response headers, each at most once.
 pub(super) fn headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
     let headers = fields.each(key, HEADERS_MAX, read_header);
     let twice = |(index, header): (usize, &Header)| {
@@ -40,7 +40,7 @@ pub(super) fn headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
     headers
 }
 
-/// It is written in one piece, and sent to whoever asks too much.
+/// The body is sent in one piece, and to clients that exceed a limit.
 const BODY_BYTES_MAX: usize = 4096;
-/// As many as a rule of a route may set.
+/// As many as a route rule may set.
 const HEADERS_MAX: usize = 16;

@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `CircuitBreaker`.
+//! Reader of the `leno.dev/v1alpha1` `CircuitBreaker` kind.
 
 use std::time::Duration;
 
@@ -91,17 +91,17 @@ fn read_slow(field: &Field<'_>) -> Option<Slow> {
     Some(Slow { from: from?, too_many })
 }
 
-/// How long connecting may take.
+/// Reads the connect timeout.
 pub(super) fn connect_timeout(field: &Field<'_>) -> Option<Duration> {
     time(field, Duration::from_millis(1), Duration::from_secs(3600))
 }
 
-/// From when on an answer is slow.
+/// Reads the duration from which a response counts as slow.
 pub(super) fn slow_from(field: &Field<'_>) -> Option<Duration> {
     time(field, Duration::from_millis(1), TIME_MAX)
 }
 
-/// A window below this has steps that no request falls into.
+/// Shorter windows have buckets without requests.
 pub(super) const WINDOW_MIN: Duration = Duration::from_millis(100);
 pub(super) const OPEN_MIN: Duration = Duration::from_millis(10);
 pub(super) const TIME_MAX: Duration = Duration::from_secs(24 * 3600);

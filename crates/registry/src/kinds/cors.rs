@@ -1,4 +1,4 @@
-//! Reads `cors` of a filter: what pages of other origins may.
+//! Reader of the `cors` filter.
 
 use leno_model::{AnyOf, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
 
@@ -50,7 +50,7 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     })
 }
 
-/// A list of words, or `*` alone.
+/// Reads a list of words, or a single `*`.
 fn words(
     fields: &Fields<'_>,
     key: &str,
@@ -78,9 +78,9 @@ fn header(field: &Field<'_>) -> Option<String> {
     Some(name)
 }
 
-/// As many as the resource's schema lets.
+/// Limit of the resource's schema.
 const WORDS_MAX: usize = 64;
 /// The default of the resource's schema.
 const MAX_AGE_DEFAULT: u32 = 5;
-/// A month: no browser remembers for longer.
+/// One month: browsers do not cache for longer.
 const MAX_AGE_MOST: u32 = 31 * 24 * 3600;

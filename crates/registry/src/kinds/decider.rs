@@ -1,4 +1,4 @@
-//! Reads where a decider is, and what becomes of requests while it does not answer.
+//! Reader of the address of a check service, and of the action on its failure.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::request_test::only_one;
 use super::service_policy::time_or;
 use crate::field::{Field, Fields};
 
-/// The fields `service` or `url`, `timeout` and `onFailure`.
+/// Reads the fields `service` or `url`, `timeout` and `onFailure`.
 pub(super) fn read(
     fields: &Fields<'_>,
     namespace: &Name,

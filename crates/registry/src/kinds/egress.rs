@@ -1,4 +1,4 @@
-//! Reads `Egress` of OSM, osm-edge and FSM.
+//! Reader of the `Egress` kind of OSM, osm-edge and FSM.
 
 use leno_model::{
     EgressPolicy, EgressPort, HostPattern, IpRange, PolicyName, ServiceAccount, ToldBy,
@@ -28,7 +28,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
     Some(policy)
 }
 
-/// What one part says must mean something with the others.
+/// Rejects fields that have no effect in combination with the others.
 fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
     let told_by = |told_by: ToldBy| policy.ports.iter().any(|port| port.told_by == told_by);
     let is_named = told_by(ToldBy::Http) || told_by(ToldBy::ServerName);
@@ -62,7 +62,7 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
     }
 }
 
-/// The elements of a list that has some, each once.
+/// Reads a non-empty list without duplicates.
 pub(super) fn each<'a, T: PartialEq>(
     fields: &Fields<'a>,
     key: &str,
@@ -98,7 +98,7 @@ fn listed<'a, T: PartialEq>(
         }
         all.push(one);
     }
-    // Of some that are not understood nobody knows what they mean together.
+    // A partially valid list has no defined meaning.
     (all.len() == count).then_some(all)
 }
 
@@ -140,8 +140,7 @@ fn read_range(element: &Field<'_>) -> Option<IpRange> {
     )
 }
 
-/// Nothing is read of a connection whose address tells all, so that it does not matter who speaks
-/// first.
+/// Connections matched by address are not inspected, so either side may speak first.
 const PROTOCOLS: &[(&str, ToldBy)] = &[
     ("http", ToldBy::Http),
     ("https", ToldBy::ServerName),

@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `ExternalAuthorization`.
+//! Reader of the `leno.dev/v1alpha1` `ExternalAuthorization` kind.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
     Some((scope?, Authorization { decider, requests, headers, context: context?, body: body? }))
 }
 
-/// An empty list tells none.
+/// Reads the headers to send; an empty list sends none.
 fn headers(fields: &Fields<'_>) -> Option<Option<Vec<String>>> {
     let Some(field) = fields.find("headers") else { return Some(None) };
     let mut names: Vec<String> = Vec::new();
@@ -75,9 +75,9 @@ fn body(field: &Field<'_>) -> Option<ShownBody> {
     Some(ShownBody { bytes_max: bytes_max?, longer, as_bytes: as_bytes? })
 }
 
-/// As Envoy waits.
+/// Envoy's default.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(200);
-/// More than a service decides by.
+/// More than a check service needs.
 const HEADERS_MAX: usize = 64;
-/// More than tells a service which rule it is asked for.
+/// More than a check service needs to identify a rule.
 const CONTEXT_MAX: usize = 32;

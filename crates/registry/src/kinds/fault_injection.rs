@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `FaultInjection`.
+//! Reader of the `leno.dev/v1alpha1` `FaultInjection` kind.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ fn read_abort(field: &Field<'_>) -> Option<Abort> {
     Some(Abort { share_ppm: percent(&fields)?, answer, grpc })
 }
 
-/// `percent` of the requests, with up to four decimals; all of them when absent.
+/// Reads `percent` of the requests, with up to four decimals; 100 % if absent.
 pub(super) fn percent(fields: &Fields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
     let share = |text: &str| ten_thousandths(text).filter(|share| *share > 0);
@@ -117,7 +117,7 @@ pub(super) fn percent(fields: &Fields<'_>) -> Option<u32> {
     None
 }
 
-/// A percentage in millionths of the whole.
+/// Parses a percentage into parts per million.
 fn ten_thousandths(text: &str) -> Option<u32> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -130,7 +130,7 @@ fn ten_thousandths(text: &str) -> Option<u32> {
 }
 
 const WHOLE_PPM: u32 = 1_000_000;
-/// The most rules of a policy.
+/// Limit of rules per policy.
 const RULES_MAX: usize = 64;
 
 #[cfg(test)]

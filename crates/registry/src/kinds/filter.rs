@@ -1,4 +1,4 @@
-//! Reads the filters of a rule of a Gateway API route.
+//! Reader of the filters of a Gateway API route rule.
 
 use std::net::IpAddr;
 
@@ -11,14 +11,14 @@ use super::literal_path::literal_path;
 use super::{cors, mirror};
 use crate::field::{Field, Fields};
 
-/// Which routes a filter stands in: those of gRPC have neither redirections nor rewrites nor pages of other origins.
+/// The route family of a filter: gRPC routes have no redirect, rewrite or CORS filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     Http,
     Grpc,
 }
 
-/// Reads `filters` into what a rule does. The matches decide whether a prefix can be replaced.
+/// Reads `filters` into the actions of a rule. The matches determine whether a prefix can be replaced.
 pub(super) fn read(
     rule: &Fields<'_>,
     (family, namespace): (Family, &Name),
@@ -65,7 +65,7 @@ pub(super) fn read(
     }
 }
 
-/// Reads `filters` of a backend, of a rule with these matches.
+/// Reads `filters` of a backend in a rule with these matches.
 pub(super) fn read_of_backend(
     backend: &Fields<'_>,
     family: Family,
@@ -111,7 +111,7 @@ impl FilterKind {
         }
     }
 
-    /// The field that holds what the filter does.
+    /// Returns the name of the filter's configuration field.
     const fn key(self) -> &'static str {
         match self {
             Self::RequestHeaders => "requestHeaderModifier",
@@ -145,7 +145,7 @@ impl FilterKind {
     }
 }
 
-/// The type of a filter and the one field that goes with it.
+/// Reads the filter type and its configuration field.
 fn read_type<'a>(filter: &Field<'a>, kinds: &[FilterKind]) -> Option<(FilterKind, Field<'a>)> {
     let fields = filter.any_fields()?;
     let words: Vec<_> = kinds.iter().map(|kind| (kind.word(), *kind)).collect();
@@ -195,7 +195,7 @@ pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
     Some(Header { name: name?, value: value? })
 }
 
-/// The name, in lower case, of a header that a rule may touch.
+/// Returns the lower-case name of a header that a rule may modify.
 fn editable(field: &Field<'_>, text: &str) -> Option<String> {
     let name = text.to_ascii_lowercase();
     if !HeaderEdits::is_name(&name) || name.len() > HEADER_NAME_BYTES_MAX {
@@ -251,7 +251,7 @@ fn read_rewrite(config: &Field<'_>, matches: &[RequestMatch]) -> Option<UrlRewri
     Some(rewrite)
 }
 
-/// A host name that is no address and has no wildcard.
+/// Reads a host name that is not an address and has no wildcard.
 fn hostname(field: &Field<'_>) -> Option<Name> {
     let name = field.name()?;
     if name.as_str().parse::<IpAddr>().is_ok() {

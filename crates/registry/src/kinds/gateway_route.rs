@@ -1,4 +1,4 @@
-//! Reads routes as gateways have them: host names and rules. Their parents are for who resolves them.
+//! Reader of routes for gateways: host names and rules. The caller resolves the parents.
 
 use leno_model::{HostPattern, RouteName, RouteRule, TcpRule, TlsRule};
 
@@ -6,23 +6,23 @@ use super::tls_route::{read_hostnames, read_patterns};
 use super::{Head, Kind, gateway_tcp_route, grpc_route, http_route, tls_route};
 use crate::field::{Field, Fields};
 
-/// A route of the Gateway API, for gateways.
+/// A Gateway API route of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayRoute {
-    /// For which host names; any when there are none.
+    /// The host names; any if empty.
     pub hostnames: Vec<HostPattern>,
-    /// Where it leads.
+    /// The rules.
     pub rules: GatewayRules,
 }
 
-/// Where a route leads: what, by its kind.
+/// The rules of a route, by its kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GatewayRules {
-    /// Requests, by rules in the order of the document.
+    /// Rules for requests, in document order.
     Requests(Vec<RouteRule>),
-    /// Sessions that stay as they are.
+    /// A rule for TLS passthrough sessions.
     Sessions(TlsRule),
-    /// Connections.
+    /// A rule for TCP connections.
     Connections(TcpRule),
 }
 

@@ -1,4 +1,4 @@
-//! Reads Gateway API `TCPRoute` `v1alpha2`, attached to services.
+//! Reader of Gateway API `TCPRoute` `v1alpha2` attached to services.
 
 use leno_model::{GatewayTcpRoute, RouteKind, RouteName, TcpRule};
 
@@ -14,7 +14,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
     Some(GatewayTcpRoute { parents: parents?, rule, created: 0 })
 }
 
-/// Its only rule.
+/// Reads its only rule.
 pub(super) fn read_rule(fields: &Fields<'_>, route: RouteName) -> Option<TcpRule> {
     let rules = fields.require("rules")?;
     let [rule] = &rules.list(RULES_MAX)?[..] else {
@@ -34,5 +34,5 @@ pub(super) fn read_rule(fields: &Fields<'_>, route: RouteName) -> Option<TcpRule
     Some(TcpRule { route, kind: RouteKind::Tcp, backends, ungranted_weight: 0 })
 }
 
-/// Of several rules without matches only the first could decide.
+/// Rules have no matches, so only the first of several would apply.
 const RULES_MAX: usize = 1;

@@ -1,4 +1,4 @@
-//! Reads `global` of a `RateLimit`.
+//! Reader of `global` of a `RateLimit`.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn descriptor(element: &Field<'_>) -> Option<Descriptor> {
     Some(Descriptor { requests: requests?, entries: entries?, hits: hits? })
 }
 
-/// `{key, text}`, `{key, header}`, or `{key, from}` with a word.
+/// Reads `{key, text}`, `{key, header}`, or `{key, from}` with a word.
 fn entry(element: &Field<'_>) -> Option<DescriptorEntry> {
     let fields = element.fields(&["key", "text", "header", "from"])?;
     let which = only_one(&fields, &["text", "header", "from"])?;
@@ -78,7 +78,7 @@ fn entry(element: &Field<'_>) -> Option<DescriptorEntry> {
     Some(DescriptorEntry { key: fields.require("key").and_then(name)?, value })
 }
 
-/// A text that services compare.
+/// Reads a text that the rate limit service compares.
 fn name(field: &Field<'_>) -> Option<String> {
     let fits = |text: &str| {
         let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
@@ -87,13 +87,13 @@ fn name(field: &Field<'_>) -> Option<String> {
     field.parsed(fits, "a text to send", "use 1 to 256 bytes without control characters")
 }
 
-/// As Envoy waits.
+/// Envoy's default.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
-/// The most descriptors of a request.
+/// Limit of descriptors per request.
 const DESCRIPTORS_MAX: usize = 16;
-/// The most entries of one.
+/// Limit of entries per descriptor.
 const ENTRIES_MAX: usize = 16;
-/// More than any request is worth.
+/// More than the cost of any request.
 const HITS_MAX: u32 = 1_000_000;
-/// More than names of rules have.
+/// Longer than any rule name.
 const TEXT_BYTES_MAX: usize = 256;

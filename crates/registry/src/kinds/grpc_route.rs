@@ -1,7 +1,7 @@
-//! Reads Gateway API `GRPCRoute` `v1`, attached to services.
+//! Reader of Gateway API `GRPCRoute` `v1` attached to services.
 //!
-//! A call of gRPC is a request for `/SERVICE/METHOD`: what a match says about the two becomes a
-//! match of that path, and the rest is as in an `HTTPRoute`.
+//! A gRPC call is a request for `/SERVICE/METHOD`: the method match becomes a match of this path, and the rest
+//! is as in an `HTTPRoute`.
 
 use leno_model::{
     HttpRoute, PathMatch, RequestMatch, RouteKind, RouteName, RouteRule, RuleActions,
@@ -21,7 +21,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     let parents = read_parents(&fields, &name.namespace);
     let rules = read_rules(&fields, &name);
     if rules.is_empty() {
-        // Unlike an HTTPRoute it has no rule by default.
+        // Unlike an HTTPRoute, it has no default rule.
         spec.warn("has no rules, so that every call is answered 404", "add a rule");
     }
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc, created: 0 })
@@ -65,7 +65,7 @@ fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     Some(RequestMatch { path: path?, headers, ..RequestMatch::default() })
 }
 
-/// The path of the calls that a match of service and method means.
+/// Returns the path match for a match of service and method.
 fn read_method(method: &Field<'_>) -> Option<PathMatch> {
     let fields = method.fields(&["type", "service", "method"])?;
     let regex = match fields.find("type") {
@@ -90,12 +90,12 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
     match (service, name) {
         (Some(service), Some(name)) => Some(PathMatch::Exact(format!("/{}/{}", service?, name?))),
         (Some(service), None) => Some(PathMatch::Prefix(format!("/{}", service?))),
-        // A name has no character that means something in an expression.
+        // A name has no regular expression metacharacters.
         (None, name) => Some(PathMatch::Regex(format!("/{ELEMENT}/{}", name??))),
     }
 }
 
-/// A part that says anything.
+/// Returns a field that is not empty.
 fn part<'a, 'f>(fields: &'f Fields<'a>, key: &str) -> Option<&'f Field<'a>> {
     fields.find(key).filter(|field| field.shown() != "\"\"")
 }
@@ -110,8 +110,8 @@ fn literal<'a>(field: &Field<'a>, fits: fn(&str) -> bool, example: &str) -> Opti
     Some(text)
 }
 
-/// Words of letters, digits and `_` that do not begin with a digit, joined by dots; one dot may
-/// come first.
+/// True for words of letters, digits and `_` that do not begin with a digit, joined by dots; a leading dot is
+/// allowed.
 fn is_service(text: &str) -> bool {
     text.strip_prefix('.').unwrap_or(text).split('.').all(is_method)
 }

@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `Hedging`.
+//! Reader of the `leno.dev/v1alpha1` `Hedging` kind.
 
 use leno_model::{HedgeRule, Name, PolicyScope};
 

@@ -1,7 +1,7 @@
-//! Reads Gateway API `HTTPRoute` `v1` and `v1beta1`, attached to services.
+//! Reader of Gateway API `HTTPRoute` `v1` and `v1beta1` attached to services.
 //!
-//! The bounds and the checks of paths and names are those of the resource's own schema, so that
-//! what is accepted here is accepted by a cluster.
+//! Bounds and validation of paths and names follow the resource's schema, so that a cluster accepts every
+//! document that is accepted here.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http, created: 0 })
 }
 
-/// At least one rule.
+/// Reads the rules; at least one is required.
 pub(super) fn read_rules(
     spec: &Field<'_>,
     fields: &Fields<'_>,
@@ -34,7 +34,7 @@ pub(super) fn read_rules(
     let mut rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, name));
     persistence::refuse_shared(fields, &rules);
     if rules.is_empty() {
-        // The schema's default: one rule that matches everything, without backends.
+        // The schema's default: one rule that matches every request, without backends.
         spec.warn(
             "has no rules, so that every request is answered 500",
             "add a rule with `backendRefs`",
@@ -51,7 +51,7 @@ pub(super) fn read_rules(
     rules
 }
 
-/// For a route of a service host names have no meaning, by the API; it may be one of a gateway too.
+/// By the API, host names have no effect on routes of services; the route may also be attached to a gateway.
 pub(super) fn warn_of_hostnames(fields: &Fields<'_>) {
     let given = fields
         .find("hostnames")
@@ -109,7 +109,7 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     })
 }
 
-/// The service that `name` and `namespace` mean; the namespace is the route's own when absent.
+/// Reads a service reference by `name` and `namespace`; the namespace defaults to the route's.
 pub(super) fn read_service(fields: &Fields<'_>, own: &Name) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::label);
     let namespace = match fields.find("namespace") {
@@ -151,7 +151,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     })
 }
 
-/// Where a rule leads. One that leads nowhere is odd, unless it redirects.
+/// Reads the backends. A rule without backends is a warning, unless it redirects.
 pub(super) fn read_backends(
     rule: &Field<'_>,
     fields: &Fields<'_>,
@@ -187,7 +187,7 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     })
 }
 
-/// What headers must be.
+/// Reads the header matches.
 pub(super) fn read_headers(fields: &Fields<'_>) -> Vec<FieldMatch> {
     let headers = fields.each("headers", FIELDS_MAX, |field| {
         let mut header = read_field_match(field)?;
@@ -202,7 +202,7 @@ pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
     read_path_with(path, literal_path)
 }
 
-/// The same, with a reader of paths that are no regular expressions.
+/// As [`read_path`], with a reader for paths that are not regular expressions.
 pub(super) fn read_path_with(
     path: &Field<'_>,
     literal: impl Fn(&Field<'_>) -> Option<String>,
@@ -241,7 +241,7 @@ enum PathKind {
     Regex,
 }
 
-/// A trailing slash of a prefix means nothing, and `/` is every path.
+/// Normalizes a prefix: a trailing slash has no effect, and `/` matches every path.
 pub(super) fn prefix(mut path: String) -> PathMatch {
     if path.ends_with('/') {
         path.pop();
@@ -252,7 +252,7 @@ pub(super) fn prefix(mut path: String) -> PathMatch {
     }
 }
 
-/// A header or a query parameter.
+/// Reads a match of a header or query parameter.
 fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
     let fields = element.fields(&["type", "name", "value"])?;
     let regex = match fields.find("type") {
@@ -272,7 +272,7 @@ fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
     Some(FieldMatch { name: name.to_owned(), value: value? })
 }
 
-/// The name in lower case; the host of a request has a name of its own.
+/// Returns the name in lower case; the host of a request has its own field.
 pub(super) fn header_name(field: &Field<'_>, name: &str) -> Option<String> {
     let name = name.to_ascii_lowercase();
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
@@ -304,13 +304,13 @@ fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
     }
 }
 
-/// A backend of connections, of which nothing can be edited.
+/// Reads a backend of connections, which has no filters.
 pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields = element.fields(&["group", "kind", "name", "namespace", "port", "weight"])?;
     read_weighted(&fields, namespace)
 }
 
-/// A backend of requests.
+/// Reads a backend of requests, with its filters.
 fn read_edited_backend(
     element: &Field<'_>,
     (family, namespace): (Family, &Name),
@@ -333,14 +333,14 @@ fn read_weighted(fields: &Fields<'_>, namespace: &Name) -> Option<WeightedBacken
     Some(WeightedBackend::new(service?, port?, weight?))
 }
 
-/// The limits for the whole exchange and for one attempt.
+/// Reads the timeouts of the whole request and of one attempt.
 fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
     let Some(fields) =
         rule.find("timeouts").and_then(|field| field.fields(&["request", "backendRequest"]))
     else {
         return (None, None);
     };
-    // Zero is the schema's way to say "no limit".
+    // In the schema, zero means "no limit".
     let limit = |key: &str| {
         let limit = fields.find(key).and_then(read_duration);
         limit.filter(|limit| !limit.is_zero())
@@ -386,7 +386,7 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     Some(RetryRule { codes, attempts, backoff })
 }
 
-/// The API bounds them by nothing.
+/// The API has no upper bound.
 fn read_attempts(field: &Field<'_>) -> Option<u8> {
     let attempts = field.number(0, i32::MAX.unsigned_abs())?;
     let most = RetryRule::ATTEMPTS_MAX;
@@ -398,7 +398,7 @@ fn read_attempts(field: &Field<'_>) -> Option<u8> {
     Some(within.unwrap_or(most))
 }
 
-/// A duration of the Gateway API (GEP-2257): one to four times up to five digits and a unit.
+/// Parses a Gateway API duration (GEP-2257): one to four pairs of up to five digits and a unit.
 pub(super) fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut total = Duration::ZERO;
@@ -425,7 +425,7 @@ pub(super) fn duration(text: &str) -> Option<Duration> {
     None
 }
 
-/// The methods that the resource's schema knows.
+/// The methods of the resource's schema.
 const METHODS: &[(&str, &str)] = &[
     ("GET", "GET"),
     ("HEAD", "HEAD"),
@@ -444,11 +444,11 @@ pub(super) const BACKENDS_MAX: usize = 16;
 const FIELDS_MAX: usize = 16;
 const FIELD_NAME_BYTES_MAX: usize = 256;
 pub(super) const WEIGHT_MAX: u32 = 1_000_000;
-/// Every status that may be named, once.
+/// Each status once.
 const RETRY_CODES_MAX: usize = 200;
-/// Retries when a rule does not say how many.
+/// The default number of retries.
 pub(super) const RETRIES_DEFAULT: u8 = 1;
-/// The pause before the first retry when a rule does not say how long.
+/// The default backoff before the first retry.
 pub(super) const RETRY_BACKOFF_DEFAULT: Duration = Duration::from_millis(25);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Reads `IngressBackend` and `AccessControl` of OSM, osm-edge and FSM.
+//! Reader of the `IngressBackend` and `AccessControl` kinds of OSM, osm-edge and FSM.
 
 use leno_model::{
     Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, IpRange, Name,
@@ -61,8 +61,7 @@ fn read_backend(kind: IngressKind, element: &Field<'_>) -> Option<IngressBackend
     Some(IngressBackend { service: service?, port: port?, entry: entry? })
 }
 
-/// What `tls` says, which is about HTTPS alone: beside other protocols it may say what goes without
-/// saying.
+/// Adds the `tls` settings, which apply only to HTTPS. With other protocols, only default values are accepted.
 fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
     let (mut proof, mut server_names) = (Proof::Required, Vec::new());
     if let Some(field) = fields.find("tls") {
@@ -89,7 +88,7 @@ fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
     }
 }
 
-/// Every port lets somebody in, and nobody else than was meant.
+/// Rejects a port that no client can use, and sources that the port's protocol cannot verify.
 fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) {
     let is_place =
         |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
@@ -125,7 +124,7 @@ fn read_sources(fields: &Fields<'_>) -> Option<Vec<IngressSource>> {
         }
         sources.push(source);
     }
-    // Of some that are not understood nobody knows what they mean together.
+    // A partially valid list has no defined meaning.
     (sources.len() == count).then_some(sources)
 }
 
@@ -159,8 +158,7 @@ fn read_source(element: &Field<'_>) -> Option<IngressSource> {
     )
 }
 
-/// A SPIFFE id, or a name as certificates of these meshes have it. Of which trust domain the mesh is, is not
-/// known here.
+/// Parses a SPIFFE id, or a certificate name as used by these meshes. The mesh's trust domain is unknown here.
 fn principal(text: &str) -> Option<IngressSource> {
     match text.parse() {
         Ok(id) => Some(IngressSource::Principal(id)),
@@ -169,7 +167,7 @@ fn principal(text: &str) -> Option<IngressSource> {
     }
 }
 
-/// The groups of HTTP routes that `matches` names; none when there is no such field.
+/// Reads the HTTP route groups in `matches`; empty if the field is absent.
 pub(super) fn read_groups(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteGroupName>> {
     let Some(field) = fields.find("matches") else { return Some(Vec::new()) };
     let mut groups = Vec::new();
@@ -202,7 +200,7 @@ fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
     Some(RouteGroupName { namespace: namespace.clone(), name })
 }
 
-/// The elements of a list that has some.
+/// Reads a non-empty list.
 pub(super) fn not_empty<'a>(field: &Field<'a>, remedy: &str) -> Option<Vec<Field<'a>>> {
     let elements = field.list(LIST_MAX)?;
     if elements.is_empty() {
@@ -212,17 +210,17 @@ pub(super) fn not_empty<'a>(field: &Field<'a>, remedy: &str) -> Option<Vec<Field
     Some(elements)
 }
 
-/// Those of an `IngressBackend` first.
+/// Protocols of an `IngressBackend` first.
 const WORDS: &[(&str, Entry)] = &[
     ("http", Entry::Http),
     ("https", Entry::Https { proof: Proof::Required, server_names: Vec::new() }),
     ("grpc", Entry::Grpc),
     ("tcp", Entry::Tcp),
 ];
-/// The label of workloads that have the network of their machine: its addresses are not theirs alone.
+/// The label of workloads in their node's network: other processes share their addresses.
 pub const NODE_NETWORK_LABEL: &str = "leno.dev/node-network";
-/// The label of endpoints without a sidecar of a service over which sidecars balance before its first endpoint with a sidecar
-/// is known: such a service has no selector, so that its endpoints are known only when they take requests.
+/// The label of unmeshed endpoints in a service over which sidecars balance before its first meshed endpoint is
+/// known. The service has no selector, so its endpoints are unknown until they accept requests.
 pub const JOINING_LABEL: &str = "leno.dev/joining";
-/// The most ports, sources, names or groups of one object.
+/// Limit of ports, sources, names or groups per object.
 pub(super) const LIST_MAX: usize = 256;

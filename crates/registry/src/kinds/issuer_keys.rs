@@ -1,4 +1,4 @@
-//! Reads where the public keys of an issuer are.
+//! Reader of the JWKS locations of a token issuer.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::request_test::only_one;
 use super::service_policy::time_or;
 use crate::field::{Field, Fields};
 
-/// One of `inline`, `file`, and `url` with `refresh`.
+/// Reads one of `inline`, `file`, and `url` with `refresh`.
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     if field.plain_text().is_some_and(|text| text.trim_start().starts_with('{')) {
         field.refuse("is a text, not a map", "write a map with the text as `inline`");
@@ -37,7 +37,7 @@ fn is_url(text: &str) -> bool {
     text.contains("://")
 }
 
-/// The path of a file. A file with the name of a URL is not meant.
+/// Reads a file path. A file name that looks like a URL is rejected.
 fn file(field: &Field<'_>) -> Option<PathBuf> {
     let path = field.file()?;
     let text = field.text()?;
@@ -51,7 +51,7 @@ fn file(field: &Field<'_>) -> Option<PathBuf> {
     None
 }
 
-/// The path in a `file` URL (RFC 8089) of this machine.
+/// Returns the path in a local `file` URL (RFC 8089).
 fn path_of(text: &str) -> Option<&str> {
     let (scheme, rest) = text.split_once(':')?;
     let rest = rest.strip_prefix("//localhost").or_else(|| rest.strip_prefix("//")).unwrap_or(rest);
@@ -61,7 +61,7 @@ fn path_of(text: &str) -> Option<&str> {
     (is_file && has_name && rest.chars().all(is_plain)).then_some(rest)
 }
 
-/// Whether the keys in it can verify is for sidecars to say: here it must be a JWK set.
+/// Reads an inline JWK set. Sidecars determine whether its keys are usable.
 fn inline(inline: &Field<'_>) -> Option<IssuerKeys> {
     let text = inline.text()?;
     let problem = if text.len() > IssuerKeys::BYTES_MAX {
@@ -127,12 +127,12 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
     }
 }
 
-/// Whether nobody is on the way.
+/// True if the host is this machine.
 fn is_here(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// The longest path that a hint repeats.
+/// Limit of the path length repeated in a hint.
 const SHOWN_MAX: usize = 256;
-/// As Envoy asks.
+/// Envoy's default.
 const REFRESH_DEFAULT: Duration = Duration::from_secs(300);

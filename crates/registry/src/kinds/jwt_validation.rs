@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `JwtValidation`.
+//! Reader of the `leno.dev/v1alpha1` `JwtValidation` kind.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, J
     Some((scope?, JwtValidation { issuers, required: required? }))
 }
 
-/// `required: true`, or `requiredFor` some requests.
+/// Reads `required: true`, or `requiredFor` with request matches.
 fn required(fields: &Fields<'_>) -> Option<Required> {
     let requests = elements(
         fields,
@@ -116,7 +116,7 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     })
 }
 
-/// `{header}` with a `prefix`, or `{query}`.
+/// Reads `{header}` with a `prefix`, or `{query}`.
 fn place(element: &Field<'_>) -> Option<JwtPlace> {
     let fields = element.fields(&["header", "prefix", "query"])?;
     if only_one(&fields, &["header", "query"])? == "query" {
@@ -147,7 +147,7 @@ fn forward(element: &Field<'_>) -> Option<ClaimHeader> {
     Some(ClaimHeader { claim: claim?, header })
 }
 
-/// A text that is compared.
+/// Reads a text for comparison.
 pub(super) fn text(field: &Field<'_>) -> Option<String> {
     let fits = |text: &str| {
         let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
@@ -156,11 +156,11 @@ pub(super) fn text(field: &Field<'_>) -> Option<String> {
     field.parsed(fits, "a text to compare", "use 1 to 512 bytes without control characters")
 }
 
-/// The most issuers of a policy.
+/// Limit of issuers per policy.
 const ISSUERS_MAX: usize = 16;
-/// The bounds of a token's greatest age.
+/// The bounds of a token's maximum age.
 const MAX_AGES: (Duration, Duration) = (JwtIssuer::MAX_AGE_MIN, JwtIssuer::MAX_AGE_MAX);
-/// As Envoy allows.
+/// Envoy's default.
 const LEEWAY_DEFAULT: Duration = Duration::from_secs(60);
-/// More than issuers and claims have.
+/// Longer than any issuer or claim.
 const TEXT_BYTES_MAX: usize = 512;

@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `Lane`.
+//! Reader of the `leno.dev/v1alpha1` `Lane` kind.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     let elements = field.list(MARKS_MAX)?;
     let marks: Vec<LaneMark> = elements.iter().filter_map(read_mark).collect();
     let total: u32 = marks.iter().map(|mark| mark.percent).sum();
-    // Those that are missing have been refused already.
+    // Missing ones have been rejected already.
     if marks.len() == elements.len() && (total == 0 || total > 100) {
         field.refuse(format!("has {total} percent in all"), "use 1 to 100 in all");
         return None;
@@ -62,7 +62,7 @@ fn read_mark(element: &Field<'_>) -> Option<LaneMark> {
     Some(LaneMark { percent, headers })
 }
 
-/// Headers to add: names in lower case, none of which is for one connection only.
+/// Reads headers to add, with lower-case names; hop-by-hop headers are rejected.
 pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>> {
     let mut headers = BTreeMap::new();
     for (name, value) in field.entries()? {
@@ -87,7 +87,7 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>
     Some(headers)
 }
 
-/// What the sidecar itself writes.
+/// Headers that the sidecar itself sets.
 const RESERVED: &[&str] = &[
     ":authority",
     "connection",

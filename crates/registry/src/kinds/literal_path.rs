@@ -1,10 +1,10 @@
-//! Reads paths that are no regular expressions: as requests have them, or decoded.
+//! Readers of literal paths, encoded as in requests or decoded.
 
 use std::fmt::Write as _;
 
 use crate::field::Field;
 
-/// A normal path of characters that a request may have.
+/// Reads a normalized path of characters that are valid in a request.
 pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
     let path = value.text()?;
     if let Some(problem) = abnormality(path) {
@@ -23,8 +23,8 @@ pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
     Some(path.to_owned())
 }
 
-/// A normal path as an application reads it: without escapes and parameters. Blanks and letters of all languages stand
-/// for themselves.
+/// Reads a normalized path in decoded form, without escapes and parameters. Spaces and non-ASCII letters are
+/// allowed.
 pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
     let path = value.text()?;
     if let Some(problem) = abnormality(path) {
@@ -50,7 +50,7 @@ pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
     Some(path.to_owned())
 }
 
-/// The reason that a path is not normal.
+/// Returns the reason that a path is not normalized.
 fn abnormality(path: &str) -> Option<&'static str> {
     if !path.starts_with('/') {
         Some("does not start with `/`")
@@ -63,7 +63,7 @@ fn abnormality(path: &str) -> Option<&'static str> {
     }
 }
 
-/// RFC 3986 `pchar` and `/`; percent signs are followed by two hexadecimal digits.
+/// True if all characters are RFC 3986 `pchar` or `/`, and each percent sign precedes two hexadecimal digits.
 fn has_path_characters(path: &str) -> bool {
     let mut bytes = path.bytes();
     while let Some(byte) = bytes.next() {
@@ -82,7 +82,7 @@ fn is_path_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte)
 }
 
-/// The path with escapes in place of the bytes that a path cannot have. A `?` and a `#` end a path.
+/// Percent-encodes the bytes that are invalid in a path. `?` and `#` end a path.
 fn encoded(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
     for (at, byte) in path.bytes().enumerate() {
@@ -96,7 +96,7 @@ fn encoded(path: &str) -> String {
     encoded
 }
 
-/// True when an application reads something in place of a part of the path.
+/// True if applications decode a part of the path.
 fn has_escapes(path: &str) -> bool {
     path.match_indices('%').any(|(at, _)| {
         let rest = path.get(at + 1..).unwrap_or_default();
@@ -107,7 +107,7 @@ fn has_escapes(path: &str) -> bool {
     })
 }
 
-/// The path without escapes and parameters, if that is a text.
+/// Returns the path without escapes and parameters, if it is valid text.
 fn decoded(path: &str) -> Option<String> {
     let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -125,7 +125,7 @@ fn decoded(path: &str) -> Option<String> {
     (abnormality(&decoded).is_none() && !has_escapes(&decoded)).then_some(decoded)
 }
 
-/// A `?` begins a query and a `#` a fragment; a backslash counts as a slash.
+/// A `?` begins the query, a `#` the fragment; a backslash counts as a slash.
 fn may_be_decoded(path: &str) -> bool {
     !path.contains(|c: char| c.is_control() || matches!(c, '?' | '#' | '\\' | ';'))
 }
@@ -150,7 +150,7 @@ mod tests {
         path.ok_or_else(|| notes.into_parts().0)
     }
 
-    /// Follows the replacement of the only note.
+    /// Applies the replacement of the only diagnostic.
     fn proposed(notes: &[Note]) -> Option<String> {
         let [note] = notes else { panic!("one mistake has one note") };
         let text = note.remedy.strip_prefix("did you mean `")?.strip_suffix("`?")?;

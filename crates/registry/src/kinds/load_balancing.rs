@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `LoadBalancing`.
+//! Reader of the `leno.dev/v1alpha1` `LoadBalancing` kind.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
     })
 }
 
-/// `{header: NAME}`, `{cookie: NAME}` or `{source: true}`.
+/// Reads `{header: NAME}`, `{cookie: NAME}` or `{source: true}`.
 fn read_key(field: &Field<'_>) -> Option<HashKey> {
     let fields = field.fields(&["header", "cookie", "source"])?;
     let given = |key: &&str| fields.find(key).is_some();
@@ -68,7 +68,7 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
         "header" => header_name(value, value.text()?).map(HashKey::Header),
         "cookie" => {
             let name = value.text()?;
-            // RFC 6265 §4.1.1: the name of a cookie is a token.
+            // RFC 6265 §4.1.1: a cookie name is a token.
             let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
             if name.is_empty() || !name.bytes().all(token) {
                 let problem = format!("{} is not the name of a cookie", value.shown());

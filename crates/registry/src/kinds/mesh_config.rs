@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `MeshConfig`.
+//! Reader of the `leno.dev/v1alpha1` `MeshConfig` kind.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         config.floor = Box::new(read_floor(field)?);
     }
     let admission = admission(&fields)?;
-    // Namespaces that are excepted may need a weaker setting of the mesh.
+    // Exempted namespaces may need a weaker setting of the mesh.
     if config.floor.except_namespaces.is_empty() {
         refuse_below_floor(
             &fields,
@@ -98,7 +98,7 @@ fn read_uid(field: &Field<'_>) -> Option<Uid> {
     uid
 }
 
-/// What a mesh, a namespace or a workload says about who is let in.
+/// Reads the inbound authorization settings of a mesh, namespace or workload.
 pub(super) fn admission(fields: &Fields<'_>) -> Option<Admission> {
     let mode = match fields.find("trafficMode") {
         Some(field) => Some(field.word(&words(TrafficMode::ALL, TrafficMode::as_str))?),
@@ -150,7 +150,7 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         Some(field) => Some(field.word(&words(TrafficMode::ALL, TrafficMode::as_str))?),
         None => None,
     };
-    // Each of these has one word: a floor cannot allow more than no floor does.
+    // Each field has one allowed word: a minimum cannot permit more than no minimum.
     let is_set = |key: &str, word: &'static str| match fields.find(key) {
         Some(field) => field.word(&[(word, true)]),
         None => Some(false),
@@ -169,7 +169,7 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
             .into_iter()
             .collect(),
     };
-    // An empty list would permit any image, and its author may mean none.
+    // An empty list would permit any image, while its author may intend none.
     let is_empty = |it: &&Field<'_>| matches!(it.value(), Value::List(list) if list.is_empty());
     if let Some(images) = fields.find("sidecarImages").filter(is_empty) {
         images.refuse("permits no image", "name repositories, or remove it");
@@ -201,7 +201,7 @@ fn read_repository(element: &Field<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Settings of the same object that contradict the floor.
+/// Rejects settings of the same object below the minimum.
 fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, remedy: &str) {
     for overruled in floor.overruled(admission) {
         if let Some(field) = fields.find(overruled.field) {
@@ -214,11 +214,11 @@ fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, 
     }
 }
 
-/// The most accounts and workloads that can be revoked: each sidecar has all of them.
+/// Limit of revoked accounts and workloads: every sidecar receives all of them.
 const REVOKED_MAX: usize = 1024;
-/// The most namespaces that differ from the mesh.
+/// Limit of namespaces with their own settings.
 const NAMESPACES_MAX: usize = 1024;
-/// The most repositories of images of sidecars.
+/// Limit of sidecar image repositories.
 const FLOOR_IMAGES_MAX: usize = 64;
-/// The longest name of a repository.
+/// Length limit of a repository name.
 const REPOSITORY_BYTES_MAX: usize = 255;

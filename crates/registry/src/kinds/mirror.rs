@@ -1,4 +1,4 @@
-//! Reads `requestMirror` of a filter: which service gets a copy, and of how many requests.
+//! Reader of the `requestMirror` filter: the mirror service and the share of requests.
 
 use leno_model::{Name, WeightedBackend};
 
@@ -17,7 +17,7 @@ pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBacke
     Some(WeightedBackend::new(service?, port?, weight?))
 }
 
-/// The share of requests, in millionths.
+/// Reads the share of requests in parts per million.
 fn share(fields: &Fields<'_>) -> Option<u32> {
     match (fields.find("percent"), fields.find("fraction")) {
         (None, None) => Some(WHOLE_PPM),

@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `OutlierRemoval`.
+//! Reader of the `leno.dev/v1alpha1` `OutlierRemoval` kind.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
     Some((scope?, rule))
 }
 
-/// Share and row of failures: both defaults when neither is given, otherwise what is given.
+/// Reads the failure rate and the consecutive failures; both defaults apply only if neither field is present.
 fn limits(fields: &Fields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
     let rate = match fields.find("rate") {
         Some(field) => Some(rate(field)?),
@@ -76,7 +76,7 @@ fn rate(field: &Field<'_>) -> Option<FailureRate> {
     Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
 }
 
-/// What counts as a failure, by the fields `failures` and `grpcStatuses`.
+/// Reads the failure classes from the fields `failures` and `grpcStatuses`.
 pub(super) fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let (words, statuses) = (fields.find("failures"), fields.find("grpcStatuses"));
@@ -107,7 +107,7 @@ pub(super) fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
         );
         return None;
     }
-    // Words that are not known have been refused.
+    // Unknown words have been rejected.
     Some(classes)
 }
 
@@ -126,7 +126,7 @@ fn back_off(fields: &Fields<'_>) -> Option<RemovalBackOff> {
     Some(RemovalBackOff { base, most, jitter_percent })
 }
 
-/// How endpoints are asked whether they are well; the defaults are those of OSM.
+/// Reads the active health check; the defaults are those of OSM.
 fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
     let fields = field.fields(&[
         "httpGet",
@@ -188,7 +188,7 @@ fn grpc_service(text: &str) -> Option<String> {
     fits.then(|| text.to_owned())
 }
 
-/// A class of failures, by the word for it.
+/// The accessor of a failure class.
 type Class = fn(&mut FailureClasses) -> &mut bool;
 
 const CLASSES: &[(&str, Class)] = &[
@@ -199,7 +199,7 @@ const CLASSES: &[(&str, Class)] = &[
     ("gateway", |classes| &mut classes.gateway_errors),
 ];
 
-/// The statuses of gRPC that tell of a failure; 0 is success.
+/// The gRPC statuses that can count as failures; 0 is success.
 pub(super) const GRPC: &[(&str, u8)] = &[
     ("CANCELLED", 1),
     ("UNKNOWN", 2),
@@ -219,13 +219,13 @@ pub(super) const GRPC: &[(&str, u8)] = &[
     ("UNAUTHENTICATED", 16),
 ];
 const UNAVAILABLE: u8 = 14;
-/// A window below this has steps that no request falls into.
+/// Shorter windows have buckets without requests.
 const WINDOW_MIN: Duration = Duration::from_millis(100);
-/// Checks more often than this would be load.
+/// More frequent checks would cause noticeable load.
 const CHECK_MIN: Duration = Duration::from_millis(100);
-/// Whoever wants to know less often needs no checks.
+/// Less frequent checks are useless.
 const INTERVAL_MAX: Duration = Duration::from_secs(3600);
-/// Who answers later than this is not well for anybody.
+/// A slower endpoint is unhealthy by any standard.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const SERVICE: &str = "write it as its `.proto` file does, such as \"shop.v1.Ratings\"";
 const BASE_MIN: Duration = Duration::from_millis(10);

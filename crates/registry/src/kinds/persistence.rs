@@ -1,4 +1,4 @@
-//! Reads `sessionPersistence` of a rule of the Gateway API.
+//! Reader of `sessionPersistence` of a Gateway API rule.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use leno_model::{Carries, Persistence, RouteRule};
 use super::http_route::read_duration;
 use crate::field::{Field, Fields};
 
-/// What a rule says about it, if it does: in the words of the API from 1.7 on, `cookie` and `header`, or in those of
-/// before, `sessionName`, `idleTimeout` and `cookieConfig`.
+/// Reads the session persistence of a rule, if any: `cookie` and `header` as of API version 1.7, or the earlier
+/// `sessionName`, `idleTimeout` and `cookieConfig`.
 pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     let field = rule.find("sessionPersistence")?;
     let fields = field.fields(&[
@@ -64,7 +64,7 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     Some(Persistence { name, carrier, absolute, idle, path })
 }
 
-/// What is said of a cookie where a header carries the value, and the other way round.
+/// Rejects cookie settings if a header carries the session, and vice versa.
 fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
     let (others, problem): (&[&str], _) = match is_header {
         true => (&["cookie", "cookieConfig"], "is about a cookie, and `type` says `Header`"),
@@ -80,7 +80,7 @@ fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
     }
 }
 
-/// Two rules of a route that share a name would end each other's sessions.
+/// Rejects a session name shared by two rules of a route: they would overwrite each other's sessions.
 pub(super) fn refuse_shared(fields: &Fields<'_>, rules: &[RouteRule]) {
     let names = |rule: &RouteRule| {
         let persistence = rule.actions.persistence.as_ref()?;

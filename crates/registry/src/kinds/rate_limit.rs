@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `RateLimit`.
+//! Reader of the `leno.dev/v1alpha1` `RateLimit` kind.
 
 use leno_model::{
     AdaptiveConcurrency, Concurrency, Each, FixedAnswer, Name, PolicyScope, Rate, RateLimits,
@@ -100,7 +100,7 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
     Some(RateRule { name, requests, peers, each: each?, rate: rate?, is_last, answer })
 }
 
-/// `each: client`, or `each: {header: NAME}`.
+/// Reads `each: client`, or `each: {header: NAME}`.
 fn read_each(fields: &Fields<'_>) -> Option<Each> {
     let Some(field) = fields.find("each") else {
         if let Some(buckets) = fields.find("buckets") {
@@ -117,7 +117,7 @@ fn read_each(fields: &Fields<'_>) -> Option<Each> {
     field.word(&[("client", ())]).map(|()| Each::Client { buckets })
 }
 
-/// How many in which time, and how many at once.
+/// Reads the rate (count per window) and the burst.
 fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
     let count = fields.require(key).and_then(|field| field.number(1, Rate::COUNT_MAX));
     let within = fields.require("in").and_then(|field| time(field, Rate::TIME_MIN, Rate::TIME_MAX));
@@ -126,12 +126,12 @@ fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
     Some(Rate { count, time, size })
 }
 
-/// Few enough for an application that can hardly do anything.
+/// Few enough for an application with very little capacity.
 const LEAST_DEFAULT: u32 = 4;
-/// Half as long again is what few clients notice.
+/// Few clients notice 50 % more latency.
 const SLOWER_DEFAULT: u32 = 50;
 const SLOWER_MAX: u32 = 1000;
-/// The most rules of a policy.
+/// Limit of rules per policy.
 const RULES_MAX: usize = 64;
-/// Enough for the clients of a service, and some 100 KiB.
+/// Enough for the clients of a service, at about 100 KiB.
 const BUCKETS_DEFAULT: u32 = 1000;

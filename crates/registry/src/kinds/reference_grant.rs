@@ -1,4 +1,4 @@
-//! Reads Gateway API `ReferenceGrant` `v1` and `v1beta1`, from routes to services.
+//! Reader of Gateway API `ReferenceGrant` `v1` and `v1beta1`, from routes to services.
 
 use leno_model::{GrantName, GrantedRoutes, Name, ReferenceGrant, RouteKind};
 

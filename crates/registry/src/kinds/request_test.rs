@@ -1,4 +1,4 @@
-//! Reads what a request, or a caller, must look like for a `TagRoute` or a `Lane`.
+//! Reader of the conditions on requests and callers in a `TagRoute` or `Lane`.
 
 use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
 
@@ -7,7 +7,7 @@ use super::literal_path::literal_path;
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
-/// `match`: all parts must hold.
+/// Reads `match`; all parts must match.
 pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
     let fields = field.fields(&["path", "methods", "headers", "query", "cookies"])?;
     let path = match fields.find("path") {
@@ -49,7 +49,7 @@ fn read_method(field: &Field<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Header names in lower case, each with its test.
+/// Reads header conditions with lower-case names.
 fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
     let mut tests = read_tests(field);
     let mut known: Vec<String> = Vec::new();
@@ -64,7 +64,7 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
     tests
 }
 
-/// A map from names to tests.
+/// Reads a map from names to conditions.
 pub(super) fn read_tests(field: &Field<'_>) -> Vec<FieldTest> {
     let entries = field.entries().unwrap_or_default();
     if entries.len() > LIST_MAX {
@@ -77,7 +77,7 @@ pub(super) fn read_tests(field: &Field<'_>) -> Vec<FieldTest> {
     entries.into_iter().filter_map(test).collect()
 }
 
-/// One operator with its operand; a text alone stands for `exact`.
+/// Reads one operator with its operand; a plain text means `exact`.
 fn read_test(field: &Field<'_>) -> Option<ValueTest> {
     if let Value::Text(text) = field.value() {
         let texts = vec![text.clone()];
@@ -126,7 +126,7 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
     }
 }
 
-/// The only key of `keys` that is there; more or none is refused.
+/// Returns the only key of `keys` that is present; none or several are rejected.
 pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k str> {
     let given: Vec<&str> = keys.iter().copied().filter(|key| fields.find(key).is_some()).collect();
     match given.as_slice() {
@@ -147,5 +147,5 @@ pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k 
 const PATHS: &[&str] = &["exact", "prefix", "regex"];
 const OPERATORS: &[&str] =
     &["exact", "prefix", "regex", "in", "not", "above", "atLeast", "below", "atMost", "present"];
-/// The most tests, methods or texts of one match.
+/// Limit of conditions, methods or texts per match.
 const LIST_MAX: usize = 256;

@@ -1,4 +1,4 @@
-//! Reads `Retry` of OSM, osm-edge and FSM.
+//! Reader of the `Retry` kind of OSM, osm-edge and FSM.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<RetryPolicy> {
     })
 }
 
-/// Whoever may write into a namespace decides about its clients, and about no others.
+/// Reads the source account. It must be in the policy's own namespace: policies affect only clients there.
 fn read_source(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
     let source = read_account(field)?;
     if source.namespace != *own {
@@ -67,7 +67,7 @@ fn read_policy(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
     Some((RetryRule { codes: codes?, attempts, backoff: backoff? }, limit?))
 }
 
-/// Zero is a way to say "no limit".
+/// Reads the per-try timeout; zero means "no limit".
 fn answer_limit(fields: &Fields<'_>) -> Option<Option<Duration>> {
     match fields.find("perTryTimeout") {
         Some(field) => read_duration(field).map(|limit| Some(limit).filter(|it| !it.is_zero())),
@@ -75,10 +75,10 @@ fn answer_limit(fields: &Fields<'_>) -> Option<Option<Duration>> {
     }
 }
 
-/// The statuses that conditions mean, separated by commas.
+/// Reads a comma-separated list of retry conditions as statuses.
 fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
     let text = match field.value() {
-        // YAML's way to write one status.
+        // A single status is a YAML number.
         Value::Number(text) => text.as_str(),
         _ => field.text()?,
     };
@@ -98,8 +98,8 @@ fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
     Some(codes.into_iter().collect())
 }
 
-/// The statuses that a condition means (Envoy's `x-envoy-retry-on` and `x-envoy-retry-grpc-on`; Pipy's
-/// are statuses and their classes). Failures without an answer have none: they count by themselves.
+/// Returns the statuses of a retry condition (Envoy's `x-envoy-retry-on` and `x-envoy-retry-grpc-on`; Pipy's
+/// statuses and status classes). Failures without a response have none: they are always retried.
 fn statuses(word: &str) -> Option<Vec<u16>> {
     if let Some(status) = word.parse().ok().filter(|status| RetryRule::CODES.contains(status)) {
         return Some(vec![status]);
@@ -110,7 +110,7 @@ fn statuses(word: &str) -> Option<Vec<u16>> {
         "gateway-error" => vec![502, 503, 504],
         "retriable-4xx" => vec![409],
         "connect-failure" | "refused-stream" | "reset" | "reset-before-request" => Vec::new(),
-        // What stands for these statuses of gRPC.
+        // The HTTP equivalents of these gRPC statuses.
         "unavailable" => vec![503],
         "deadline-exceeded" => vec![504],
         "internal" => vec![500],

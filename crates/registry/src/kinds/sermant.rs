@@ -1,7 +1,7 @@
-//! Reads `leno.dev/v1alpha1` `SermantRouteRule`: an item of a configuration centre as published.
+//! Reader of the `leno.dev/v1alpha1` `SermantRouteRule` kind: a published item of a configuration center.
 //!
-//! What the service-router of Sermant 2.2.0 makes of it is kept, also where that surprises; what
-//! probably surprises its author is a warning.
+//! The semantics are those of the service-router in Sermant 2.2.0, including surprising ones; cases that
+//! probably differ from the author's intent are warnings.
 
 mod condition;
 mod rule;
@@ -36,13 +36,13 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<SermantRouteRule> {
     Some(SermantRouteRule { name, entries: entries?, created: 0 })
 }
 
-/// What a key of the configuration centre holds.
+/// The content type of a configuration center key.
 enum Key {
     /// The documents of one service.
     Service(ServiceName),
     /// A map from services to documents.
     Services,
-    /// The documents of every service that has none of its own.
+    /// The documents of every service without its own.
     Global,
 }
 
@@ -75,7 +75,7 @@ fn service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<Se
     Some(ServiceName { namespace: namespace.clone(), name: name? })
 }
 
-/// The text as a tree, whose lines count from where the text begins.
+/// Parses the text, with lines counted from its position in the enclosing document.
 fn published(field: &Field<'_>, text: &str) -> Option<Node> {
     let mut documents = match documents(text) {
         Ok(documents) => documents,
@@ -101,7 +101,7 @@ fn published(field: &Field<'_>, text: &str) -> Option<Node> {
     }
 }
 
-/// Moves what was read from a text to where the text begins; a block of text keeps its indent.
+/// Moves a node parsed from a text to the text's position; a block scalar keeps its indent.
 fn move_to(node: &mut Node, begins: Mark) {
     node.mark.line = node.mark.line.saturating_add(begins.line).saturating_sub(1);
     node.mark.column = node.mark.column.saturating_add(begins.column).saturating_sub(1);
@@ -153,7 +153,7 @@ fn read_content(
     }
 }
 
-/// Which of two documents of the same kind counts.
+/// Selects the document that applies if two have the same kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Twice {
     First,
@@ -219,7 +219,7 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
     Some(rules)
 }
 
-/// Sermant keeps it in a Java `int`.
+/// Sermant stores it in a Java `int`.
 fn precedence(field: &Field<'_>) -> Option<i32> {
     let precedence = i32::try_from(field.integer()?);
     if precedence.is_err() {
@@ -229,7 +229,7 @@ fn precedence(field: &Field<'_>) -> Option<i32> {
     precedence.ok()
 }
 
-/// The rules of one document, the greatest precedence first; they replace those of its kind.
+/// Reads the rules of one document, in descending precedence; they replace those of its kind.
 fn read_rules(
     rules: &mut SermantRules,
     kind: RuleKind,
@@ -266,7 +266,7 @@ fn read_rules(
     Some(())
 }
 
-/// What Sermant does not look at is no reason to refuse what it accepts.
+/// Warns about fields that Sermant ignores; they are no reason to reject a document that it accepts.
 fn warn_unknown(field: &Field<'_>, known: &[&str]) {
     for (key, field) in field.entries().unwrap_or_default() {
         if !known.contains(&key) {

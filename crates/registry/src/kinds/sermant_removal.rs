@@ -1,7 +1,7 @@
-//! Reads `leno.dev/v1alpha1` `SermantRemoval`: what stands under Sermant's `sermant.removal.config`.
+//! Reader of the `leno.dev/v1alpha1` `SermantRemoval` kind: the settings of Sermant's `sermant.removal.config`.
 //!
-//! Sermant counts exceptions of the client's JVM, by class. A sidecar sees none: the classes that
-//! stand for something it does see are taken for that, and every other one is refused.
+//! Sermant counts exceptions of the client's JVM by class. A sidecar sees no exceptions: classes with an
+//! equivalent that it observes are mapped to it, and all others are rejected.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ fn rules(fields: &Fields<'_>) -> Option<Rules> {
         let twice = match key.text()? {
             "default-rule" => default.replace(rule).is_some(),
             text => {
-                // Nacos puts a group before the name of the service.
+                // Nacos prefixes the service name with a group.
                 let name = text.rsplit("@@").next().unwrap_or(text);
                 let Ok(name) = Name::new(name) else {
                     key.refuse(
@@ -132,7 +132,7 @@ fn exceptions(fields: &Fields<'_>) -> Option<FailureClasses> {
     Some(classes)
 }
 
-/// What a sidecar sees when the client of a JVM would see an exception.
+/// The observable equivalent of a JVM client's exception.
 #[derive(Clone, Copy)]
 enum Exception {
     Timeout,
@@ -150,7 +150,7 @@ const EXCEPTIONS: &[(&str, Exception)] = &[
     ("java.net.SocketException", Exception::Reset),
 ];
 
-/// What Sermant has when no rule is written.
+/// Sermant's default rule.
 const DEFAULT_RULE: SermantRule =
     SermantRule { scale_up_limit_ppm: 600_000, min_instances: 1, error_rate_ppm: 600_000 };
 const RULES_MAX: usize = 1024;

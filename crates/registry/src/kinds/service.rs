@@ -1,8 +1,8 @@
-//! Reads core `v1` `Service`.
+//! Reader of the core `v1` `Service` kind.
 //!
-//! What the mesh does is what a `ClusterIP` service does, headless or not. Fields that ask for
-//! something else (doors to the outside, session affinity, external names) are refused; fields
-//! that a cluster fills in and that change nothing here are accepted.
+//! Services behave as `ClusterIP` services, headless or not. Fields that require other behavior (external
+//! access, session affinity, external names) are rejected; fields that a cluster fills in and that have no
+//! effect here are accepted.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -111,7 +111,7 @@ fn read_target(field: &Field<'_>) -> Option<TargetPort> {
     }
 }
 
-/// `appProtocol` says it, or a prefix of the port's name, as in OSM.
+/// Reads the protocol from `appProtocol`, or from the prefix of the port's name, as in OSM.
 fn read_protocol(fields: &Fields<'_>) -> Option<Protocol> {
     if let Some(field) = fields.find("appProtocol") {
         return field.word(APP_PROTOCOLS);
@@ -123,14 +123,13 @@ fn read_protocol(fields: &Fields<'_>) -> Option<Protocol> {
     }
 }
 
-/// What is spoken on a port of this `appProtocol`, if that is known here.
+/// Returns the protocol for this `appProtocol`, if known.
 #[must_use]
 pub fn app_protocol(word: &str) -> Option<Protocol> {
     APP_PROTOCOLS.iter().find(|(known, _)| *known == word).map(|(_, protocol)| *protocol)
 }
 
-/// What is spoken on a port of this name, if its first part says so: `http-`, `http2-`, `grpc-`
-/// or `tcp-`.
+/// Returns the protocol for a port name with the prefix `http-`, `http2-`, `grpc-` or `tcp-`.
 #[must_use]
 pub fn port_name_protocol(name: &str) -> Option<Protocol> {
     let (prefix, _) = name.split_once('-')?;
@@ -143,11 +142,11 @@ pub fn port_name_protocol(name: &str) -> Option<Protocol> {
     }
 }
 
-/// The most ports of a service.
+/// Limit of ports per service.
 const PORTS_MAX: usize = 256;
-/// The fields that say something here.
+/// The supported fields.
 const READ: &[&str] = &["selector", "ports", "publishNotReadyAddresses", "type"];
-/// The fields of no meaning here, or of none with the only value that is accepted.
+/// The ignored fields, and fields with only one accepted value.
 const HARMLESS: &[&str] = &[
     "clusterIP",
     "clusterIPs",
@@ -157,7 +156,7 @@ const HARMLESS: &[&str] = &[
     "ipFamilyPolicy",
     "sessionAffinity",
 ];
-/// The fields that cannot be honoured, and what to do.
+/// The unsupported fields, with hints.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("allocateLoadBalancerNodePorts", "remove it"),
     ("externalIPs", "remove it"),
@@ -169,7 +168,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("sessionAffinityConfig", "remove it"),
     ("trafficDistribution", "remove it"),
 ];
-/// What is spoken on a port. TLS of the application's own is opaque to the mesh.
+/// The protocols by `appProtocol`. The application's own TLS is opaque to the mesh.
 const APP_PROTOCOLS: &[(&str, Protocol)] = &[
     ("http", Protocol::Http),
     ("http2", Protocol::Http2),

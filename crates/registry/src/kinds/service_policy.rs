@@ -1,4 +1,4 @@
-//! Reads what all policies of services have in common: whom they are about, times and shares.
+//! Readers common to all service policies: targets, times and shares.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub(super) fn read(
     Some(ServicePolicy { name, scope, rule, created: 0 })
 }
 
-/// The services that `targetRefs` names.
+/// Reads the services in `targetRefs`.
 pub(super) fn targets(fields: &Fields<'_>, namespace: &Name) -> Option<PolicyScope> {
     let field = fields.require("targetRefs")?;
     let elements = field.list(TARGETS_MAX)?;
@@ -112,7 +112,7 @@ fn target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     Some(RouteParent { service: ServiceName { namespace: namespace.clone(), name: name? }, port })
 }
 
-/// A time of at least `least` and at most `most`.
+/// Reads a duration from `least` to `most`.
 pub(super) fn time(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration> {
     let example = TIME_EXAMPLE.clamp(least, most);
     let (first, last, example) = (written(least), written(most), written(example));
@@ -125,7 +125,7 @@ pub(super) fn time(field: &Field<'_>, least: Duration, most: Duration) -> Option
     Some(time)
 }
 
-/// A time as it is written in documents.
+/// Returns a duration as written in documents.
 fn written(time: Duration) -> String {
     let milliseconds = time.as_millis();
     let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
@@ -136,7 +136,7 @@ fn written(time: Duration) -> String {
     format!("{}{unit}", milliseconds / length)
 }
 
-/// A time if there is one; otherwise the default.
+/// Reads a duration, or returns the default if absent.
 pub(super) fn time_or(
     fields: &Fields<'_>,
     key: &str,
@@ -149,7 +149,7 @@ pub(super) fn time_or(
     }
 }
 
-/// A number if there is one; otherwise the default.
+/// Reads a number, or returns the default if absent.
 pub(super) fn number_or(
     fields: &Fields<'_>,
     key: &str,
@@ -162,7 +162,7 @@ pub(super) fn number_or(
     }
 }
 
-/// A limit of at least `least` if there is one.
+/// Reads an optional limit of at least `least`.
 pub(super) fn limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<Option<u32>> {
     match fields.find(key) {
         Some(field) => field.number(least, u32::MAX).map(Some),
@@ -170,13 +170,13 @@ pub(super) fn limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<Option
     }
 }
 
-/// A percentage from `least` to 100 if there is one; otherwise the default.
+/// Reads a percentage from `least` to 100, or returns the default if absent.
 pub(super) fn percent_or(fields: &Fields<'_>, key: &str, least: u8, default: u8) -> Option<u8> {
     let number = number_or(fields, key, (least.into(), 100), default.into())?;
     u8::try_from(number).ok()
 }
 
-/// A decimal number from 0 to 1 with at most six decimals, in millionths.
+/// Reads a decimal from 0 to 1 with at most six decimals, in parts per million.
 pub(super) fn share(field: &Field<'_>) -> Option<u32> {
     let found = match field.value() {
         Value::Number(text) => millionths(text),
@@ -204,7 +204,7 @@ fn millionths(text: &str) -> Option<u32> {
 }
 
 const TARGETS_MAX: usize = 16;
-/// The time in messages where its bounds allow it.
+/// The example in messages, within the bounds.
 const TIME_EXAMPLE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

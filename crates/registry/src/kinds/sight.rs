@@ -1,4 +1,4 @@
-//! Reads what operators see: `tracing`, `metrics` and `accessLog` of a `MeshConfig`.
+//! Reader of the observability settings of a `MeshConfig`: `tracing`, `metrics` and `accessLog`.
 
 use leno_model::{
     AccessLog, Collector, CollectorProtocol, ContextForm, InvalidTemplate, LOG_FIELDS, LogForm,
@@ -61,7 +61,7 @@ fn metrics(field: &Field<'_>) -> Option<MetricsPush> {
     Some(MetricsPush { collector: collector?, interval: interval? })
 }
 
-/// Somebody who speaks OTLP.
+/// Reads an OTLP collector.
 fn otlp(fields: &Fields<'_>, signal: Signal) -> Option<Collector> {
     const WORDS: &[(&str, CollectorProtocol)] =
         &[("http", CollectorProtocol::OtlpHttp), ("grpc", CollectorProtocol::OtlpGrpc)];
@@ -147,7 +147,7 @@ fn sampling(fields: &Fields<'_>, default: Sampling) -> Option<Sampling> {
     sampling
 }
 
-/// True unless it says otherwise.
+/// Reads a boolean that defaults to true.
 fn flag(fields: &Fields<'_>, key: &str) -> Option<bool> {
     match fields.find(key) {
         Some(field) => field.boolean(),

@@ -1,4 +1,4 @@
-//! Reads SMI: `TrafficTarget` v1alpha3, `HTTPRouteGroup` and `TCPRoute` v1alpha4.
+//! Reader of SMI: `TrafficTarget` v1alpha3, `HTTPRouteGroup` and `TCPRoute` v1alpha4.
 
 use leno_model::{
     FieldMatch, HttpRouteGroup, Name, NamedMatch, PathMatch, PolicyName, PortSet, RequestMatch,
@@ -128,7 +128,7 @@ fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
     })
 }
 
-/// No methods, or `*` among them, are all methods.
+/// Reads methods; an empty list, or `*` in it, means all methods.
 pub(super) fn read_methods(fields: &Fields<'_>) -> Vec<String> {
     let mut methods: Vec<String> = Vec::new();
     let mut any = false;
@@ -144,7 +144,7 @@ pub(super) fn read_methods(fields: &Fields<'_>) -> Vec<String> {
     methods
 }
 
-/// A list of maps with one entry each, or one map; all must match.
+/// Reads a list of maps with one entry each, or one map; all entries must match.
 fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
     let maps = match field.value() {
         Value::List(_) => field.list(LIST_MAX).unwrap_or_default(),
@@ -196,5 +196,5 @@ const METHODS: &[(&str, &str)] = &[
     ("TRACE", "TRACE"),
     ("PATCH", "PATCH"),
 ];
-/// The most sources, rules, matches, headers or ports of one object.
+/// Limit of sources, rules, matches, headers or ports per object.
 const LIST_MAX: usize = 1024;

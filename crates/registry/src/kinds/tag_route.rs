@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `TagRoute`.
+//! Reader of the `leno.dev/v1alpha1` `TagRoute` kind.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -67,7 +67,7 @@ fn read_scope(fields: &Fields<'_>, namespace: &Name) -> Option<TagScope> {
     Some(TagScope::Service(ServiceName { namespace: namespace.clone(), name }, port))
 }
 
-/// One word, or several in order of preference. `fail` is what remains when all are empty.
+/// Reads one fallback, or several in order of preference. `fail` applies if all are empty.
 fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
     const WORDS: &[(&str, Option<Otherwise>)] =
         &[("any", Some(Otherwise::Any)), ("default", Some(Otherwise::Default)), ("fail", None)];
@@ -151,7 +151,7 @@ fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
 fn read_split(field: &Field<'_>) -> Option<TagSplit> {
     let elements = field.list(TARGETS_MAX)?;
     let targets: Vec<TagTarget> = elements.iter().filter_map(read_target).collect();
-    // Those that are missing have been refused already.
+    // Missing ones have been rejected already.
     if targets.len() == elements.len() && targets.iter().all(|target| target.weight == 0) {
         field.refuse("has no target with a weight above 0", "add one");
         return None;
@@ -226,9 +226,9 @@ fn read_preference(element: &Field<'_>, origin: RuleOrigin) -> Option<CallerRule
     })
 }
 
-/// The most rules of one object; all rules of a service travel together.
+/// Limit of rules per object; all rules of a service are sent together.
 const RULES_MAX: usize = 16_384;
-/// The most targets of a split, or tags of a preference.
+/// Limit of targets per split, or tags per preference.
 const TARGETS_MAX: usize = 64;
 const WEIGHT_MAX: u32 = 1_000_000;
 const PRECEDENCE_MAX: u32 = 1_000_000;

@@ -1,4 +1,4 @@
-//! Reads Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2`, attached to services.
+//! Reader of Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2` attached to services.
 
 use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule, WeightedBackend};
 
@@ -16,7 +16,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     Some(TlsRoute { parents: parents?, rule, created: 0 })
 }
 
-/// The backends of its only rule.
+/// Reads the backends of its only rule.
 pub(super) fn read_backends(
     fields: &Fields<'_>,
     route: &RouteName,
@@ -40,7 +40,7 @@ pub(super) fn read_backends(
     Some(backends)
 }
 
-/// At least one: a route without names would take sessions that name nobody, too.
+/// Reads at least one host name: a route without names would also match sessions without a server name.
 pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
     let hostnames = read_patterns(field)?;
@@ -50,7 +50,7 @@ pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     (!hostnames.is_empty()).then_some(hostnames)
 }
 
-/// A pattern of host names. The DNS has no other alphabet than that of ASCII.
+/// Reads a host name pattern. DNS names are ASCII.
 pub(super) fn read_host(
     field: &Field<'_>,
     parse: impl FnOnce(&str) -> Option<HostPattern>,
@@ -61,7 +61,7 @@ pub(super) fn read_host(
     field.parsed(parse, "a host name", if is_ascii { remedy } else { international })
 }
 
-/// Host names, each once.
+/// Reads host names without duplicates.
 pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
     let elements = field.list(HOSTNAMES_MAX)?;
     let mut hostnames: Vec<HostPattern> = Vec::new();
@@ -78,7 +78,7 @@ pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
     Some(hostnames)
 }
 
-/// Clients never name addresses (RFC 6066 §3).
+/// Server names are never addresses (RFC 6066 §3).
 fn host_pattern(text: &str) -> Option<HostPattern> {
     let is_address = text.parse::<std::net::IpAddr>().is_ok();
     text.parse().ok().filter(|_| !is_address)

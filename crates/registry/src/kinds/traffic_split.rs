@@ -1,4 +1,4 @@
-//! Reads SMI `TrafficSplit` `v1alpha2` and `v1alpha4`.
+//! Reader of SMI `TrafficSplit` `v1alpha2` and `v1alpha4`.
 
 use leno_model::{
     Name, RouteGroupName, RouteName, RouteParent, ServiceName, SplitBackend, TrafficSplit,
@@ -72,13 +72,13 @@ fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<SplitBackend> {
     Some(SplitBackend { service: service?, weight: weight? })
 }
 
-/// A service as clients write it, or as `NAMESPACE/NAME`.
+/// Reads a service name as clients write it, or as `NAMESPACE/NAME`.
 fn read_service(field: &Field<'_>, own: &Name) -> Option<ServiceName> {
     let remedy = "use one such as reviews, reviews.shop.svc.cluster.local or shop/reviews";
     field.parsed(|text| service(text, own), "the name of a service", remedy)
 }
 
-/// `S`, `S.N`, `S.N.svc`, `S.N.svc.cluster`, `S.N.svc.cluster.local` and `N/S`.
+/// Parses `S`, `S.N`, `S.N.svc`, `S.N.svc.cluster`, `S.N.svc.cluster.local` and `N/S`.
 fn service(text: &str, own: &Name) -> Option<ServiceName> {
     if let Some((namespace, name)) = text.split_once('/') {
         return Some(ServiceName { namespace: label(namespace)?, name: label(name)? });
@@ -97,7 +97,7 @@ fn label(text: &str) -> Option<Name> {
     Name::new(text).ok().filter(|name| !name.as_str().contains('.'))
 }
 
-/// An empty list would be no request to some, and every request to others.
+/// Reads the route groups. An empty list is rejected: it could mean no request or every request.
 fn read_groups(field: &Field<'_>, namespace: &Name, version: &str) -> Option<Vec<RouteGroupName>> {
     if version.ends_with("/v1alpha2") {
         field.refuse(

@@ -1,4 +1,4 @@
-//! Reads `TrafficWarmup` of FSM: how a new endpoint of the service of its name gets its share.
+//! Reader of FSM's `TrafficWarmup` kind: slow start of new endpoints of the service with the same name.
 
 use std::time::Duration;
 
@@ -34,12 +34,12 @@ pub(super) fn read(
     whole?;
     let service = ServiceName { namespace: name.namespace.clone(), name: own_service(spec, name)? };
     let warm_up = is_on.then_some(WarmUp { time, percent_min });
-    // As a LoadBalancing that says nothing else.
+    // The same as a LoadBalancing with only a warm-up.
     let rule = LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, warm_up };
     Some((PolicyScope::Services(vec![RouteParent { service, port: None }]), rule))
 }
 
-/// It has the name of the service, which is no name of one if it has a dot.
+/// Reads the service name, which is the object's name. A name with a dot is not a service name.
 fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
     let is_service = !name.name.as_str().contains('.');
     if !is_service {
@@ -51,7 +51,7 @@ fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
     is_service.then(|| name.name.clone())
 }
 
-/// Shares grow evenly here, which is what the default means.
+/// Accepts only the default: shares grow linearly here.
 fn check_aggression(fields: &Fields<'_>) {
     let Some(field) = fields.find("aggression") else { return };
     let is_even = field.spelling().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
@@ -63,5 +63,5 @@ fn check_aggression(fields: &Fields<'_>) {
     }
 }
 
-/// FSM's.
+/// FSM's default.
 const DURATION_DEFAULT: Duration = Duration::from_secs(90);

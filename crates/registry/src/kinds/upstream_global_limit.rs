@@ -1,4 +1,4 @@
-//! Reads `rateLimit.global` of OSM's `UpstreamTrafficSetting`: what Envoy's rate limit service is asked.
+//! Reader of `rateLimit.global` of OSM's `UpstreamTrafficSetting`: queries to Envoy's rate limit service.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::request_test::only_one;
 use super::service_policy::time_or;
 use crate::field::{Field, Fields};
 
-/// What `global` says: whom to ask, and what describes every request.
+/// Reads `global`: the rate limit service, and the descriptors of every request.
 pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     let parts = global.fields(&["tcp", "http"])?;
     parts.unsupported(
@@ -48,7 +48,7 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     })
 }
 
-/// The field `descriptors`, for requests like this; none where there is no such field.
+/// Reads the field `descriptors` for requests that match `like`; empty if absent.
 pub(super) fn descriptors(fields: &Fields<'_>, like: &RequestMatch) -> Option<Vec<Descriptor>> {
     let Some(field) = fields.find("descriptors") else { return Some(Vec::new()) };
     let elements = field.list(DESCRIPTORS_MAX)?;
@@ -67,7 +67,7 @@ fn descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descriptor> {
     Some(Descriptor { requests, entries: entries?, hits: 1 })
 }
 
-/// One of the four ways to describe a request; what it must have for that goes into `request`.
+/// Reads one of the four descriptor entry types and adds its conditions to `request`.
 fn entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEntry> {
     let keys = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
     let parts = element.fields(&keys)?;
@@ -159,13 +159,13 @@ fn flag_or(fields: &Fields<'_>, key: &str, default: bool) -> Option<bool> {
     }
 }
 
-/// The path of a route with descriptors of its own.
+/// Returns the match for a route with its own descriptors.
 pub(super) fn at_path(pattern: String) -> RequestMatch {
     RequestMatch { path: PathMatch::Regex(pattern), ..RequestMatch::default() }
 }
 
-/// The schema's.
+/// The schema's default.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
-/// As many as a `RateLimit` may have.
+/// As in a `RateLimit`.
 const DESCRIPTORS_MAX: usize = 16;
 const ENTRIES_MAX: usize = 16;

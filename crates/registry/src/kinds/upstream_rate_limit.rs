@@ -1,4 +1,4 @@
-//! Reads `rateLimit` and `httpRoutes` of an `UpstreamTrafficSetting`.
+//! Reader of `rateLimit` and `httpRoutes` of an `UpstreamTrafficSetting`.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use super::answer::headers;
 use super::upstream_global_limit as global;
 use crate::field::{Field, Fields};
 
-/// What `burst` means: the two lines of the family differ.
+/// The meaning of `burst`, which differs between OSM and FSM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Burst {
-    /// A bucket holds so many more (OSM).
+    /// Added to the bucket's capacity (OSM).
     Added,
-    /// A bucket holds so many, if it is given (FSM).
+    /// Replaces the bucket's capacity, if given (FSM).
     Instead,
 }
 
@@ -34,8 +34,7 @@ impl Burst {
     }
 }
 
-/// The limits of the fields of a `spec`: those of paths before that of all requests, which they
-/// replace.
+/// Reads the limits of a `spec`: limits of paths precede the limit of all requests, which they replace.
 pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
     let mut descriptors = Vec::new();
@@ -58,7 +57,7 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
         read_local(local, burst, &mut limits)?;
     }
     if let Some(field) = fields.find("global") {
-        // Envoy sends those of a route in place of those of all requests, and here all are sent.
+        // Envoy sends a route's descriptors in place of the general ones; here both are sent.
         let limit = global::read(field)?;
         if !limit.descriptors.is_empty() && !descriptors.is_empty() {
             field.refuse(
@@ -71,7 +70,7 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     whole(spec, limits, descriptors)
 }
 
-/// With the descriptors of routes, which are sent to the service that is named beside them.
+/// Adds the descriptors of routes, which are sent to the configured rate limit service.
 fn whole(
     spec: &Fields<'_>,
     mut limits: RateLimits,
@@ -97,7 +96,7 @@ fn whole(
     Some(limits)
 }
 
-/// The path of a route, and what a service is asked about it. Its local limit is added to `rules`.
+/// Reads the path of a route and its descriptors. Adds its local limit to `rules`.
 fn read_route<'a>(
     route: &Field<'a>,
     (index, burst): (usize, Burst),
@@ -137,7 +136,7 @@ fn read_route<'a>(
     Some((path, global.cloned()))
 }
 
-/// What every sidecar counts for itself.
+/// Reads the local limits, counted per sidecar.
 fn read_local(local: &Field<'_>, burst: Burst, limits: &mut RateLimits) -> Option<()> {
     let fields = local.fields(&["tcp", "http"])?;
     if let Some(tcp) = fields.find("tcp") {
@@ -170,7 +169,7 @@ fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<Ra
     ])?;
     let status = match fields.find("responseStatusCode") {
         Some(field) => match field.number(0, 599)? {
-            // The schema's default as it is written out.
+            // The schema's default, written out.
             0 => None,
             status if (400..=599).contains(&status) => u16::try_from(status).ok(),
             _ => {
@@ -208,5 +207,5 @@ const UNITS: &[(&str, Duration)] = &[
     ("minute", Duration::from_secs(60)),
     ("hour", Duration::from_secs(3600)),
 ];
-/// The most paths with limits of their own.
+/// Limit of paths with their own limits.
 const ROUTES_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! Reads `UpstreamTrafficSetting` of `policy.openservicemesh.io` and `policy.flomesh.io`.
+//! Reader of the `UpstreamTrafficSetting` kind of `policy.openservicemesh.io` and `policy.flomesh.io`.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
         "maxRetries",
         "circuitBreaking",
     ])?;
-    // It is the default as the schema writes it.
+    // The schema's default, written out.
     if limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|most| bounded(&most)) {
         fields.unsupported(
             "maxRequestsPerConnection",
@@ -123,7 +123,7 @@ fn breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
             ..FailureClasses::default()
         },
         window,
-        // One second each, as where the kind comes from.
+        // Buckets of one second, as in the original implementation.
         steps: u8::try_from(window.as_secs().clamp(1, 60)).ok()?,
         requests_min: requests_min?,
         failed,
@@ -150,7 +150,7 @@ fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
     Some((too_many != TooMany::default()).then_some(Slow { from, too_many }))
 }
 
-/// The thresholds for an amount and for a ratio.
+/// Reads the thresholds for an amount and for a ratio.
 fn too_many(fields: &Fields<'_>, (amount, ratio): (&str, &str)) -> Option<TooMany> {
     let share_ppm = match fields.find(ratio) {
         Some(field) => match share(field)? {
@@ -169,7 +169,7 @@ fn too_many(fields: &Fields<'_>, (amount, ratio): (&str, &str)) -> Option<TooMan
     Some(TooMany { share_ppm, number })
 }
 
-/// `NAME.NAMESPACE`, with or without what follows in a cluster.
+/// Parses `NAME.NAMESPACE`, with or without a cluster domain suffix.
 fn host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     let text = field.text()?;
     let short = text.strip_suffix(".svc.cluster.local").or(text.strip_suffix(".svc"));
@@ -196,7 +196,7 @@ fn host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     }
 }
 
-/// What the schema writes for "no limit".
+/// True unless the limit is the schema's value for "no limit".
 fn bounded(limit: &u32) -> bool {
     *limit != u32::MAX
 }

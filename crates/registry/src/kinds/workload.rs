@@ -1,4 +1,4 @@
-//! Reads `leno.dev/v1alpha1` `Workload`.
+//! Reader of the `leno.dev/v1alpha1` `Workload` kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -52,7 +52,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
     })
 }
 
-/// Whoever has the account of the control plane is taken for it by every sidecar.
+/// Rejects the control plane's account: sidecars would accept the workload as the control plane.
 fn accept_account(fields: &Fields<'_>, namespace: &Name, name: &Name) -> bool {
     let reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
     if reserved {
@@ -143,7 +143,7 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
     env
 }
 
-/// The settings of the command in `run`.
+/// Reads the settings of the command in `run`.
 fn read_run_options(fields: &Fields<'_>, ports: &[WorkloadPort]) -> RunOptions {
     for name in ["cwd", "user", "readiness"] {
         if let Some(field) = fields.find(name)
@@ -187,7 +187,7 @@ fn read_user(field: &Field<'_>) -> Option<RunUser> {
     user
 }
 
-/// A name as useradd(8) permits it, a number, or two numbers with `:` between them.
+/// Parses a user name as permitted by useradd(8), a number, or two numbers separated by `:`.
 fn user_of(text: &str) -> Option<RunUser> {
     if text.starts_with(|first: char| first.is_ascii_digit()) {
         let (user, group) = match text.split_once(':') {
@@ -283,7 +283,7 @@ fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
     Some(listen)
 }
 
-/// The application and a door cannot listen on the same port of the same address.
+/// Rejects a listener on the application's own address and port.
 fn refuse_doors_on_own_ports(
     fields: &Fields<'_>,
     doors: &[Door],
@@ -304,7 +304,7 @@ fn refuse_doors_on_own_ports(
     }
 }
 
-/// `name`, `name.namespace` and the longer forms up to `name.namespace.svc.cluster.local`.
+/// Parses `name`, `name.namespace` and the longer forms up to `name.namespace.svc.cluster.local`.
 fn service_reference(text: &str, namespace: &Name) -> Option<ServiceName> {
     let mut parts = text.split('.');
     let name = Name::new(parts.next()?).ok()?;
@@ -331,17 +331,17 @@ const FIELDS: &[&str] = &[
     "plaintext",
     "weight",
 ];
-/// The account of workloads that do not say, as in Kubernetes.
+/// The default account, as in Kubernetes.
 const ACCOUNT_DEFAULT: &str = "default";
 /// The namespace of the control plane's own account.
 const CONTROL_NAMESPACE: &str = "leno-system";
 /// The name of the control plane's own account.
 const CONTROL_ACCOUNT: &str = "leno-control";
-/// The most ports of a workload.
+/// Limit of ports per workload.
 const PORTS_MAX: usize = 256;
-/// The most fixed doors of a workload; each is a listening socket.
+/// Limit of fixed outbound listeners per workload; each is a listening socket.
 const DOORS_MAX: usize = 1024;
-/// The longest name of a user (useradd(8)).
+/// Length limit of a user name (useradd(8)).
 const USER_BYTES_MAX: usize = 32;
-/// The most arguments of a command.
+/// Limit of arguments per command.
 const RUN_ARGUMENTS_MAX: usize = 4096;

@@ -1,4 +1,4 @@
-//! Looks at who is let in: by which mode, and by which rules of access policies.
+//! Warnings about inbound authorization: modes and rules of access policies.
 
 use leno_model::{
     AccessPolicy, MeshConfig, PolicyAction, PolicyRule, PortSet, Protocol, ServiceAccount,
@@ -41,7 +41,7 @@ impl World<'_> {
         }
     }
 
-    /// A workload with settings below the floor of the mesh.
+    /// Warns about a workload with settings below the mesh minimum.
     pub(super) fn lint_floor(&self, workload: &Workload, lint: &mut Lint<'_>) {
         for it in self.config.overruled_in(&workload.name.namespace, workload.admission) {
             lint.warn(
@@ -52,7 +52,7 @@ impl World<'_> {
         }
     }
 
-    /// A strict workload that no policy is about.
+    /// Warns about a strict workload to which no policy allows access.
     pub(super) fn lint_unmentioned(&self, workload: &Workload, lint: &mut Lint<'_>) {
         let account = &workload.account;
         let mode = self.config.mode_of(workload);
@@ -113,7 +113,7 @@ impl World<'_> {
         }
     }
 
-    /// A rule that can never decide anything.
+    /// Warns about a rule that can never match.
     fn lint_policy_rule(
         &self,
         rule: &PolicyRule,
@@ -141,7 +141,7 @@ impl World<'_> {
         let ports = || workloads.iter().flat_map(|workload| &workload.ports);
         if let PortSet::Only(numbers) = &rule.ports {
             for (index, number) in numbers.iter().enumerate() {
-                // A workload without listed ports may listen anywhere.
+                // A workload without declared ports may listen on any port.
                 let listens = |it: &&Workload| {
                     it.ports.is_empty() || it.ports.iter().any(|port| port.port == *number)
                 };
@@ -177,7 +177,7 @@ impl World<'_> {
     }
 }
 
-/// A rule that another one of the policy leaves nothing to decide.
+/// Warns about a rule that is shadowed by another rule of the policy.
 fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lint: &mut Lint<'_>) {
     let everything = |other: &&PolicyRule| {
         !other.is_about_requests()
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
     use crate::lint;
 
-    /// In Kubernetes annotations of a Namespace set its mode: there need not be a MeshConfig.
+    /// In Kubernetes, annotations of a Namespace set its mode; a MeshConfig may be absent.
     #[test]
     fn a_namespace_without_members_is_named_with_the_object_that_sets_its_mode() {
         let st = Name::new("st").unwrap();

@@ -1,4 +1,4 @@
-//! Looks at regular expressions: each is compared with a whole value, which not every mesh does.
+//! Warnings about regular expressions: they match whole values here, unlike in other meshes.
 
 use leno_model::{
     AccessPolicy, FieldMatch, HttpRoute, HttpRouteGroup, PathMatch, RequestMatch, RouteKind,
@@ -9,7 +9,7 @@ use super::Lint;
 
 pub(super) fn lint_route(route: &HttpRoute, lint: &mut Lint<'_>) {
     if route.kind != RouteKind::Http {
-        // What a GRPCRoute says of methods is put together to a path by its reader.
+        // The reader of a GRPCRoute builds the path from the method match.
         return;
     }
     for (rule, place) in route.rules.iter().zip(0..) {
@@ -113,7 +113,7 @@ fn lint_field(said: &FieldMatch, field: &str, lint: &mut Lint<'_>) {
     }
 }
 
-/// What means nothing, since the whole value is compared anyway.
+/// Warns about anchors, which have no effect because the whole value is matched.
 fn lint_anchors(text: &str, field: &str, lint: &mut Lint<'_>) {
     let ends = text.ends_with('$') && !text.ends_with(r"\$");
     if text.starts_with('^') || ends {
@@ -125,8 +125,8 @@ fn lint_anchors(text: &str, field: &str, lint: &mut Lint<'_>) {
     }
 }
 
-/// Whether an expression for paths demands another first character. One with alternatives, or whose
-/// first character may be missing, is not judged.
+/// True if a path expression requires another first character than a slash. Expressions with alternatives, or
+/// with an optional first character, are skipped.
 fn begins_with_no_slash(path: &str) -> bool {
     let mut characters = path.chars();
     let (first, second) = (characters.next(), characters.next());
@@ -136,7 +136,7 @@ fn begins_with_no_slash(path: &str) -> bool {
         && !path.contains('|')
 }
 
-/// Whether there is a dot between two characters of a name that is neither escaped nor repeated.
+/// True if a dot between two characters of a name is neither escaped nor repeated.
 fn has_bare_dot(text: &str) -> bool {
     let characters: Vec<char> = text.chars().collect();
     let is_name = |character: &char| character.is_ascii_alphanumeric() || *character == '-';
@@ -146,8 +146,8 @@ fn has_bare_dot(text: &str) -> bool {
     })
 }
 
-/// What means something else than itself in an expression.
+/// Metacharacters of regular expressions.
 const SPECIAL: &[char] = &['\\', '.', '^', '$', '*', '+', '?', '(', ')', '[', ']', '{', '}', '|'];
 
-/// The headers that hold names of hosts.
+/// The headers that contain host names.
 const HOSTS: &[&str] = &[":authority", "host", "origin", "referer", "x-forwarded-host"];

@@ -1,4 +1,4 @@
-//! Looks at who comes in from outside and who goes out: what is named and is not there.
+//! Warnings about ingress and egress: references to missing objects.
 
 use leno_model::{
     AccessCert, Egress, EgressPolicy, IngressBackend, IngressPolicy, IngressSource, Name,
@@ -37,7 +37,7 @@ impl World<'_> {
         self.lint_groups(&policy.groups, lint);
     }
 
-    /// A name of the own trust domain is an account's; any other has to be a guest's.
+    /// A name in our own trust domain is an account; any other must be an external principal.
     fn lint_named(&self, name: &Name, field: String, lint: &mut Lint<'_>) {
         let own = &self.config.trust_domain;
         let is_account = IngressSource::Named(name.clone()).account(own).is_some();
@@ -85,7 +85,7 @@ impl World<'_> {
         self.lint_groups(&policy.groups, lint);
     }
 
-    /// The port is that of the workloads, which is not always that of the service.
+    /// The port is the workload's, which may differ from the service's.
     fn lint_opened(
         &self,
         namespace: &Name,
@@ -145,7 +145,7 @@ impl World<'_> {
     }
 }
 
-/// A workload without listed ports may listen anywhere.
+/// A workload without declared ports may listen on any port.
 fn has_port(workload: &Workload, port: u16) -> bool {
     workload.ports.is_empty() || workload.ports.iter().any(|it| it.port == port)
 }

@@ -1,4 +1,4 @@
-//! Looks at rules that protect one exact path: what is below it, or another way to it, is not protected.
+//! Warnings about rules that protect one exact path: subpaths and equivalent paths are not protected.
 
 use leno_model::{
     AccessPolicy, Guard, PathMatch, PolicyAction, RequestMatch, Required, ServicePolicy,

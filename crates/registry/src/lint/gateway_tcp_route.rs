@@ -1,4 +1,4 @@
-//! Looks at TCP routes of the Gateway API: what they name, and what decides instead of them.
+//! Warnings about TCP routes of the Gateway API: references, and objects that take precedence.
 
 use leno_model::GatewayTcpRoute;
 

@@ -1,4 +1,4 @@
-//! Looks at who else decides about requests: at services that are asked, and at claims of tokens.
+//! Warnings about external authorization: check services, and claims of tokens.
 
 use leno_model::{
     DeciderAddress, Guard, PolicyAction, PolicyRule, PortGuard, Required, Service, ServicePolicy,
@@ -8,7 +8,7 @@ use leno_model::{
 use super::{Lint, Reference, World, selects};
 
 impl World<'_> {
-    /// The service that a policy asks: it is there, and is not what the policy is about.
+    /// Checks that the check service of a policy exists and is not the policy's own target.
     pub(super) fn lint_decider(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
         let authorization = match policy.rule.guard() {
             Some(Guard::Authorization(asked)) => Some((&asked.decider, "spec.service")),
@@ -34,7 +34,7 @@ impl World<'_> {
         }
     }
 
-    /// Claims at ports where a request may come without a token, or where nobody verifies one.
+    /// Warns about claims on ports that accept requests without a token, or that have no token verification.
     pub(super) fn lint_claims(
         &self,
         rule: &PolicyRule,
@@ -89,7 +89,7 @@ fn of_service(service: &Service) -> impl Iterator<Item = (&Service, &ServicePort
     service.ports.iter().map(move |port| (service, port))
 }
 
-/// Whether a port of a service leads to one of the workload's that the rule is about.
+/// True if a service port targets a port of the workload that the rule applies to.
 fn leads_to(port: &ServicePort, workload: &Workload, rule: &PolicyRule) -> bool {
     match &port.target {
         TargetPort::Number(number) => rule.ports.contains(*number),

@@ -1,4 +1,4 @@
-//! Looks for rules that never decide, because another one takes the same requests before.
+//! Warnings about rules that never match because an earlier rule matches the same requests.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -10,14 +10,14 @@ use leno_model::{
 
 use super::{Lint, World};
 
-/// The rules of all routes by service and by what they match, in the order of the routes.
+/// The rules of all routes by service and match, in route order.
 #[derive(Default)]
 pub(super) struct Matches<'a>(HashMap<(&'a ServiceName, Canonical<'a>), Vec<Held<'a>>>);
 
-/// A route, and the first of its rules with a match.
+/// A route, and its first rule with a match.
 type Held<'a> = (&'a HttpRoute, usize);
 
-/// A match in a form in which the order of headers and parameters means nothing.
+/// A match normalized so that the order of headers and parameters is irrelevant.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Canonical<'a> {
     path: &'a PathMatch,
@@ -26,7 +26,7 @@ struct Canonical<'a> {
     query: Vec<FieldKey<'a>>,
 }
 
-/// Name, whether the value is an expression, and the value.
+/// Name, true for a regular expression, and the value.
 type FieldKey<'a> = (&'a str, bool, &'a str);
 
 impl<'a> Canonical<'a> {
@@ -57,7 +57,7 @@ impl<'a> Matches<'a> {
             for request in rule.matches.iter().map(Canonical::of) {
                 for service in &services {
                     let held = self.0.entry((*service, request.clone())).or_default();
-                    // Of one route the first rule is enough.
+                    // The first rule of a route is sufficient.
                     if held.last().is_none_or(|(last, _)| !std::ptr::eq(*last, route)) {
                         held.push((route, number));
                     }
@@ -66,9 +66,9 @@ impl<'a> Matches<'a> {
         }
     }
 
-    /// The first of the routes that go before this one and have such a match.
+    /// Returns the first preceding route with such a match.
     fn before(&self, route: &'a HttpRoute, request: &Canonical<'a>) -> Option<Held<'a>> {
-        // Who goes first is at all its parents.
+        // A preceding route has all parents of this one, so checking the first suffices.
         let first = &route.parents.first()?.service;
         let held = self.0.get(&(first, request.clone()))?;
         held.iter().find(|(other, _)| goes_first(other, route)).copied()
@@ -76,7 +76,7 @@ impl<'a> Matches<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Matches that an earlier rule has already, of the route itself or of one that goes first.
+    /// Warns about matches repeated from an earlier rule, of this route or of a preceding one.
     pub(super) fn lint_repeated(&self, route: &'a HttpRoute, lint: &mut Lint<'_>) {
         let mut own: HashMap<Canonical<'_>, usize> = HashMap::new();
         for (place, rule) in route.rules.iter().enumerate() {
@@ -101,7 +101,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// What stands after a rule of a policy that takes everything.
+/// Warns about policy rules after a rule that matches every request.
 pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     let all = |requests: &[RequestMatch], peers: usize| {
         peers == 0 && (requests.is_empty() || requests.contains(&RequestMatch::default()))
@@ -128,7 +128,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     }
 }
 
-/// What stands after a rule of a lane that takes everything.
+/// Warns about lane rules after a rule that matches every request.
 pub(super) fn lint_lane(lane: &Lane, lint: &mut Lint<'_>) {
     let mut rules: Vec<&LaneRule> = lane.rules.iter().collect();
     rules.sort_by_key(|rule| Reverse(rule.precedence));
@@ -143,8 +143,8 @@ pub(super) fn lint_lane(lane: &Lane, lint: &mut Lint<'_>) {
     }
 }
 
-/// Whether the rules of a route are asked before the same ones of another: of two of one kind and
-/// namespace at one port the oldest, then the first by name.
+/// True if the rules of one route are evaluated before the same rules of another: of two routes of one kind and
+/// namespace on one port, the oldest first, then by name.
 fn goes_first(one: &HttpRoute, other: &HttpRoute) -> bool {
     let meets = |parent: &RouteParent| {
         let mut parents = one.parents.iter();

@@ -1,4 +1,4 @@
-//! Looks at policies about retries: whom they mean, and whether another one decides instead.
+//! Warnings about retry policies: references, and policies that take precedence.
 
 use leno_model::{Idle, IdleCause, RetryPolicy, ServiceName, no_requests};
 
@@ -64,7 +64,8 @@ impl World<'_> {
         }
     }
 
-    /// The reason for a policy to have no effect at any port of its services; one about routes before one about ports.
+    /// Returns the reason that a policy has no effect on any port of its services; a reason about routes
+    /// precedes one about ports.
     fn idle_retry(&self, policy: &RetryPolicy) -> Option<Idle> {
         let services = policy.services.iter().filter_map(|it| self.services.get(it));
         let ports = services.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));

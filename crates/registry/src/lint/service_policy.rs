@@ -1,4 +1,4 @@
-//! Looks at policies of services: whom they mean, and whether another one decides instead.
+//! Warnings about service policies: references, and policies that take precedence.
 
 use leno_model::{
     AccessPolicy, AttachedRoutes, Destinations, Idle, IdleCause, PolicyScope, PolicySide, Protocol,
@@ -31,7 +31,7 @@ impl World<'_> {
         self.lint_decider(policy, lint);
     }
 
-    /// A bound for connections of ports that carry requests over links only.
+    /// Warns about a connection limit on ports that carry only requests over links.
     fn lint_connections(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
         let breaker = policy.rule.breaker().is_some_and(|it| it.limits.connections.is_some());
         let rate = policy.rule.limits().is_some_and(|it| it.connections.is_some());
@@ -69,7 +69,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether bytes may be carried there without a look at requests.
+    /// True if the port may carry bytes without HTTP parsing.
     fn may_be_opaque(&self, service: &Service, port: &ServicePort) -> bool {
         match self.declared(service, port) {
             Some(protocol) => matches!(protocol, Protocol::Tcp | Protocol::Detect),
@@ -77,8 +77,8 @@ impl World<'_> {
         }
     }
 
-    /// The protocol of a port, by the service or by all workloads that it selects; `None` where nothing
-    /// declares one, or workloads differ.
+    /// Returns the protocol of a port as declared by the service or by all workloads that it selects; `None` if
+    /// none is declared, or if the workloads differ.
     fn declared(&self, service: &Service, port: &ServicePort) -> Option<Protocol> {
         if port.protocol.is_some() {
             return port.protocol;
@@ -93,7 +93,7 @@ impl World<'_> {
         spoken.all(|it| it.protocol == first).then_some(first)
     }
 
-    /// Rules that name services themselves.
+    /// Warns about rules that name services themselves.
     fn lint_rules_by_name(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
         let namespace = &policy.name.namespace;
         let ServiceRule::SermantRemoval(config) = &policy.rule else { return };
@@ -109,7 +109,7 @@ impl World<'_> {
         }
     }
 
-    /// A policy that decides nowhere, because another one does wherever it is attached.
+    /// Warns about a policy that another one overrides on every target.
     fn lint_shadowed(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
         let near = self.services.iter();
         let near = near.filter(|(name, _)| name.namespace == policy.name.namespace);
@@ -186,7 +186,7 @@ impl<'a> Surroundings<'a> for World<'a> {
 }
 
 impl World<'_> {
-    /// True for a port that carries TCP, so that no request is seen there.
+    /// True if the port carries TCP, without HTTP parsing.
     fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
         let Some(found) = self.services.get(service) else { return false };
         let port = found.ports.iter().find(|it| it.port == port);
@@ -196,7 +196,7 @@ impl World<'_> {
         })
     }
 
-    /// A port at which the server speaks first by convention, and no policy needs to see requests.
+    /// True if the server conventionally speaks first on this port and no policy needs HTTP parsing.
     fn is_opaque_by_convention(&self, service: &ServiceName, port: &ServicePort) -> bool {
         let attached = self.policies.iter().filter(|it| it.closeness(service, port.port).is_some());
         let mut needs = attached.map(|policy| policy.rule.request_need());
@@ -209,13 +209,13 @@ impl World<'_> {
             && !self.access_policies.iter().any(denies)
     }
 
-    /// True when no port of a service carries anything but TCP.
+    /// True if all ports of a service carry TCP.
     pub(super) fn is_opaque_at_each_port(&self, service: &ServiceName) -> bool {
         let found = self.services.get(service).filter(|it| !it.ports.is_empty());
         found.is_some_and(|it| it.ports.iter().all(|port| self.is_opaque(service, port.port)))
     }
 
-    /// True when a route of another service, or a gateway, forwards requests to a port.
+    /// True if a route of another service, or a gateway, forwards requests to the port.
     fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
         let mut splits = self.splits.iter().filter(|it| it.forwards_to(service));
         let mut gateways = self.gateways.iter().flat_map(|gateway| gateway.backends());
@@ -224,8 +224,8 @@ impl World<'_> {
             || gateways.any(|it| it.service == *service && it.port == port)
     }
 
-    /// True when a workload behind a port declares another protocol than TCP, or another service leads to the
-    /// same port of it with another protocol.
+    /// True if a workload behind the port declares another protocol than TCP, or another service targets the
+    /// same workload port with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
         let own = self.services.get(service);
         let Some((own, port)) =
@@ -242,14 +242,14 @@ impl World<'_> {
     }
 }
 
-/// The field of a policy that names a service.
+/// Returns the field of a policy that names a service.
 fn target_field(policy: &ServicePolicy, service: &ServiceName) -> String {
     let PolicyScope::Services(targets) = &policy.scope else { return "metadata.name".to_owned() };
     let index = targets.iter().position(|it| it.service == *service).unwrap_or_default();
     target_at(policy.name.kind, index)
 }
 
-/// The field of the target at a place of a policy.
+/// Returns the field of the policy's target with this index.
 fn target_at(kind: ServicePolicyKind, index: usize) -> String {
     match kind {
         ServicePolicyKind::UpstreamTrafficSetting => "spec".to_owned(),
@@ -267,7 +267,7 @@ fn idle_problem(idle: &Idle) -> &'static str {
     }
 }
 
-/// The step that gives a policy an effect, or removes it.
+/// Returns the hint: the change that gives a policy an effect, or its deletion.
 pub(super) fn remedy(idle: &Idle) -> String {
     let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
     match idle.cause {

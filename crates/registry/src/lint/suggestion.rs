@@ -1,16 +1,16 @@
-//! Remedies for a reference to an object that does not exist: the name that was meant, or its namespace.
+//! Hints for a reference to a missing object: a similar name, or another namespace.
 
 use leno_model::Name;
 
 use crate::suggest::{closest, one_of};
 
-/// The name of an object that exists.
+/// The name of an existing object.
 pub(super) struct Known<'a> {
     pub(super) namespace: &'a Name,
     pub(super) name: &'a Name,
 }
 
-/// The names of objects, of whichever kind.
+/// Collects the names of objects of any kind.
 macro_rules! known {
     ($names:expr) => {
         $names
@@ -19,7 +19,7 @@ macro_rules! known {
 }
 pub(super) use known;
 
-/// The remedy for a name without an object: the same name in another namespace, a similar name in the same one, or
+/// Returns the hint for a missing name: the same name in another namespace, a similar name in the same one, or
 /// `otherwise`.
 pub(super) fn suggestion<'a>(
     (namespace, name): (&Name, &Name),
@@ -48,5 +48,5 @@ pub(super) fn suggestion<'a>(
     }
 }
 
-/// The most namespaces that are listed.
+/// Limit of the namespaces listed.
 const NAMESPACES_MAX: usize = 5;

@@ -1,4 +1,4 @@
-//! Tag rules beside services and workloads: rules that cannot decide, tags that nobody carries.
+//! Warnings about tag rules in relation to services and workloads: rules without effect, tags of no workload.
 
 use std::collections::BTreeSet;
 
@@ -68,7 +68,7 @@ impl World<'_> {
         self.lint_effects("spec.service", &[(&scope, marks)], lint);
     }
 
-    /// Rules that have no effect at any port that they are for.
+    /// Warns about rules without effect on any of their ports.
     fn lint_effects(&self, field: &str, entries: &[(&TagScope, TagEffects)], lint: &mut Lint<'_>) {
         let mut found = None;
         for (scope, effects) in entries.iter().filter(|(_, effects)| !effects.is_none()) {
@@ -84,7 +84,7 @@ impl World<'_> {
         }
     }
 
-    /// The ports that rules about tags are for.
+    /// Returns the ports that tag rules apply to.
     fn ports_of(&self, scope: &TagScope) -> impl Iterator<Item = (&ServiceName, u16)> {
         let is_for = move |service: &&&Service| match scope {
             TagScope::Service(only, _) => service.name == *only,
@@ -100,7 +100,7 @@ impl World<'_> {
         ports.filter(move |(_, port)| only.is_none_or(|only| only == *port))
     }
 
-    /// Targets that no workload behind the service can be in.
+    /// Warns about targets that match no workload of the service.
     fn lint_tags(&self, scope: &TagScope, rules: &TagRules, key: &str, lint: &mut Lint<'_>) {
         let TagScope::Service(service, _) = scope else { return };
         let Some(service) = self.services.get(service) else { return };
@@ -137,7 +137,7 @@ fn is_in(set: &TagSet, workload: &Workload) -> bool {
     }
 }
 
-/// What stands after a rule that takes every request of everybody.
+/// Warns about rules after a rule that matches every request of every client.
 fn lint_shadowed(rules: &TagRules, lint: &mut Lint<'_>) {
     let takes_all = |rule: &leno_model::TagRule| {
         rule.matches == TagMatch::default() && rule.from == Callers::default()

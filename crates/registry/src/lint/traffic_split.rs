@@ -1,4 +1,4 @@
-//! Looks at splits: what they name, and what decides instead of them.
+//! Warnings about traffic splits: references, and objects that take precedence.
 
 use leno_model::{
     RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit, first_because,
@@ -28,7 +28,7 @@ impl World<'_> {
         self.lint_reference(&reference, lint);
     }
 
-    /// A share goes to the port that it came for.
+    /// A share is forwarded to the port on which it arrived.
     fn lint_split_ports(
         &self,
         root: &ServiceName,
@@ -88,11 +88,11 @@ impl World<'_> {
         }
     }
 
-    /// Objects that decide alone on a port of the root, or go before this one.
+    /// Returns objects that replace this split on a port of the root, or take precedence.
     fn lint_split_rivals(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
         let root = &split.root.service;
         for (key, namespace, parents) in &self.attached {
-            // Those of other namespaces decide for clients there only.
+            // Routes of other namespaces apply only to clients there.
             let mut parents = parents.iter().filter(|_| **namespace == root.namespace);
             if let Some(parent) = parents.find(|parent| parent.service == *root) {
                 let place = match parent.port {

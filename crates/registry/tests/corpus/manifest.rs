@@ -1,9 +1,9 @@
-//! What must hold for whatever a file of manifests has in it.
+//! Properties of the manifest reader for any file content.
 
 use leno_registry::{lint, read_str};
 
-/// Reading ends without a panic. What is accepted stands at a line of the text, what is refused
-/// says where, why and what to do; a second reading finds the same.
+/// Reading ends without a panic. Accepted objects have a line of the text; rejections have location, problem
+/// and hint; a second reading has the same result.
 pub(crate) fn check(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let lines = u32::try_from(text.chars().filter(|c| "\r\n".contains(*c)).count() + 1);
@@ -14,7 +14,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
     for refusal in &rejected {
         assert_eq!(refusal.at.file.as_deref(), Some(NAME));
-        // What is missing at the end is missing behind the last line.
+        // A field missing at the end is reported after the last line.
         assert!(refusal.at.line.is_none_or(|line| (1..=lines + 1).contains(&line)), "{refusal}");
         assert!(!refusal.problem.is_empty() && !refusal.remedy.is_empty(), "{refusal}");
         assert!(refusal.to_string().starts_with(NAME));

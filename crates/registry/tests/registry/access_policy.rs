@@ -1,4 +1,4 @@
-//! Access policies: what is read, what is refused, what is odd.
+//! Tests of access policies: accepted documents, rejections and warnings.
 
 use expect_test::{Expect, expect};
 use leno_model::{AccessPolicy, Object, PathMatch, PolicyAction, PortSet};

@@ -1,4 +1,4 @@
-//! Whatever a file holds, reading it ends, and ends without a panic.
+//! Tests that reading any file content ends without a panic.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Who comes in from outside and who goes out: what is read, and what is refused.
+//! Tests of ingress and egress: accepted documents and rejections.
 
 use expect_test::expect;
 use leno_model::{Entry, IngressSource, Object, Proof, ToldBy};

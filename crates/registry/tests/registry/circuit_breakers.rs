@@ -1,4 +1,4 @@
-//! Circuit breakers, natively and as OSM, osm-edge and FSM write them.
+//! Tests of circuit breakers: native, and in the formats of OSM, osm-edge and FSM.
 
 use std::time::Duration;
 

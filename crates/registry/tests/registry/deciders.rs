@@ -1,4 +1,4 @@
-//! Who else decides: authorization services and rate limit services.
+//! Tests of check services: external authorization and rate limit services.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Faults on purpose, and how an endpoint is chosen.
+//! Tests of fault injection and load balancing.
 
 use std::time::Duration;
 
@@ -194,7 +194,7 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
     let read = policy(text);
     let ServiceRule::LoadBalancing(rule) = read.rule else { panic!("{text}") };
     let warm_up = Some(WarmUp { time: Duration::from_secs(120), percent_min: 5 });
-    // What a LoadBalancing does that says nothing else: migrated, it is one.
+    // A migrated warm-up equals a LoadBalancing with only that setting.
     let plain = policy(
         "{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: stock}, \
          spec: {targetRefs: [{kind: Service, name: stock}], warmUp: {time: 2m, minPercent: 5}}}",

@@ -1,4 +1,4 @@
-//! Filters of rules and of backends.
+//! Tests of filters of rules and backends.
 
 use expect_test::expect;
 use leno_model::{
@@ -15,7 +15,7 @@ fn route(filters: &str, kind: &str) -> String {
     )
 }
 
-/// The rules of the only route of a text of which nothing is refused.
+/// Returns the rules of the only route of a text without rejections.
 fn rules(text: &str) -> Vec<RouteRule> {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, [], "{text}");
@@ -178,7 +178,7 @@ fn reads_what_rules_do_to_requests_and_answers() {
     assert_eq!((redirect.status, redirect.port), (302, None));
 }
 
-/// A route whose rules do something to requests.
+/// A route with rules that have filters.
 const FILTERED_ROUTE: &str = r#"
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute

@@ -1,10 +1,10 @@
-//! Policies of a service with a route that forwards its requests to other services.
+//! Tests of policies of a service with a route that forwards its requests to other services.
 
 use expect_test::expect;
 use leno_model::Object;
 use leno_registry::{lint, read_str};
 
-/// A service with a route, services with the same instances, and services with others.
+/// Returns a service with a route, services with the same instances, and services with others.
 fn canary(backends: &str, more: &str) -> String {
     let service = |(name, number): (&str, u8), labels: &str| {
         format!(
@@ -47,7 +47,7 @@ fn warnings(text: &str) -> String {
     lint(&objects).iter().map(|w| format!("{w}\n")).collect()
 }
 
-/// One policy of each kind for a service.
+/// Returns one policy of each kind for a service.
 fn each_kind(targets: &str) -> String {
     [
         policy_for("CircuitBreaker", "breaker", targets, "limits: {requests: 2}"),
@@ -69,7 +69,7 @@ fn each_kind(targets: &str) -> String {
 fn policies_of_a_called_service_have_an_effect_where_routes_forward() {
     let to_both = "{backendRefs: [{name: api-v1, port: 80, weight: 8}, {name: next, port: 80}]}";
     assert_eq!(warnings(&canary(to_both, &each_kind("api"))), "");
-    // A part that stays, clients without a match, and policies of a backend.
+    // A share for the service itself, clients without a match, and policies of a backend.
     let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
     let theirs = policy_for("OutlierRemoval", "theirs", "next", "consecutive: 5");
     assert_eq!(warnings(&canary(back, &format!("{}{theirs}", each_kind("api")))), "");
@@ -110,7 +110,7 @@ fn warns_of_policies_of_a_service_whose_route_answers_everything_itself() {
     "#]].assert_eq(&warnings(&canary(redirect, &each_kind("api"))));
 }
 
-/// A service with these ports, and one workload behind it.
+/// Returns a service with these ports, and one workload behind it.
 fn ports(ports: &str) -> String {
     format!(
         "---\n{{apiVersion: v1, kind: Service, metadata: {{name: api}}, \
@@ -123,7 +123,7 @@ fn ports(ports: &str) -> String {
 const TCP_PORT: &str = "{name: bytes, port: 90, appProtocol: tcp}";
 const HTTP_PORT: &str = "{name: web, port: 80, appProtocol: http}";
 
-/// Policies that decide by request, and a policy about retries.
+/// Returns policies that depend on requests, and a retry policy.
 fn by_request() -> String {
     let policy = |kind: &str, name: &str, spec: &str| policy_for(kind, name, "api", spec);
     let retry = "---\n{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, \
@@ -154,7 +154,7 @@ fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
         RateLimit default/limit: spec.targetRefs[0]: has no effect but to reject connections in which HTTP begins: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
         Retry default/retry: spec.destinations: has no effect: the ports of default/api carry TCP, in which no request is seen; name a service with a port that speaks HTTP, or remove the policy
     "#]].assert_eq(&warnings(&text));
-    // One port with requests is enough for a policy of the whole service, not for one of the other port.
+    // One HTTP port suffices for a policy of the whole service, but not for a policy of the other port.
     let both = ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
     assert_eq!(warnings(&format!("{both}{}", by_request())), "");
     let hedging = "---\n{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: h}, \
@@ -186,7 +186,7 @@ fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
     assert_eq!(warnings(&format!("{}{front}{hedging}", ports(TCP_PORT))), "");
 }
 
-/// Rules about tags for a service, of each kind.
+/// Returns tag rules of each kind for a service.
 fn tag_rules(service: &str) -> String {
     format!(
         "---\n{{apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {{name: tags}}, \
@@ -202,14 +202,14 @@ fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and rules about tags choose among the endpoints of default/api only; write the rules for default/next, or remove them
     "#]].assert_eq(&warnings(&canary(away, &tag_rules("api"))));
-    // Another service with the same workloads gets no request of the route, but may be called.
+    // Another service with the same workloads receives no requests of the route, but can be called.
     let alone =
         canary(away, &tag_rules("third")).replace("name: api}], rules", "name: third}], rules");
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and rules about tags choose among the endpoints of default/third only; write the rules for default/next, or remove them
         Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third gets any; attach it to default/next
     "#]].assert_eq(&warnings(&alone));
-    // Rules of the backend, of a service that keeps a part, and of a service that another route forwards to.
+    // Rules of the backend, of a service that keeps a share, and of a service that another route forwards to.
     assert_eq!(warnings(&canary(away, &tag_rules("next"))), "");
     let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
     assert_eq!(warnings(&canary(back, &tag_rules("api"))), "");
@@ -223,7 +223,7 @@ fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
     assert!(!told.contains("has no effect: HTTPRoute default/api answers"), "{told}");
 }
 
-/// A policy about retries of requests to `api`.
+/// A retry policy for requests to `api`.
 const RETRY: &str = "---\n{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, \
      metadata: {name: retry}, spec: {source: {kind: ServiceAccount, name: default, \
      namespace: default}, destinations: [{kind: Service, name: api, namespace: default}], \

@@ -1,4 +1,4 @@
-//! `TCPRoute` of the Gateway API: what is read of it, what is refused, and what is odd.
+//! Tests of Gateway API `TCPRoute`: accepted documents, rejections and warnings.
 
 use expect_test::expect;
 use leno_model::{GatewayTcpRoute, Object, RouteKind};

@@ -1,4 +1,4 @@
-//! What is odd about services that are asked, and about claims where no token is verified.
+//! Tests of warnings about check services, and about claims without token verification.
 
 use expect_test::{Expect, expect};
 use leno_model::Object;
@@ -15,7 +15,7 @@ const SERVICE: &str = "\
     spec: {serviceAccount: authz, ports: [{port: 9000}]}\n---\n\
     apiVersion: leno.dev/v1alpha1\n";
 
-/// What is said of the kinds in question, `(kind, spec)` each.
+/// Checks the warnings about documents, given as `(kind, spec)`.
 fn check(documents: &[(&str, &str)], expected: &Expect) {
     let mut text = SERVICE.to_owned();
     for (kind, spec) in documents {

@@ -1,4 +1,4 @@
-//! Tokens that requests show, and rules that ask what they say.
+//! Tests of JWT validation, and of rules with claims.
 
 use std::time::Duration;
 
@@ -249,7 +249,6 @@ fn hints_about_key_sources_lead_to_acceptance() {
     );
 }
 
-/// Issue 26, requirement 5.
 #[test]
 fn hints_about_urls_of_files_lead_to_acceptance() {
     let document = |jwks: &str| {

@@ -1,4 +1,4 @@
-//! What is odd about objects taken together.
+//! Tests of warnings about all objects as a whole.
 
 use expect_test::{Expect, expect};
 use leno_model::Object;
@@ -228,7 +228,7 @@ fn the_line_is_that_of_the_field() {
     assert_eq!(line_of("spec.selector", "selects no workload"), written("app: lost"));
 }
 
-/// A mesh with these rules of `web`, besides what refers to nothing.
+/// Checks the warnings about these rules of `web`, except those about missing references.
 fn check_rules(rules: &str, expected: &Expect) {
     let (objects, rejected) = read_str("mesh.yaml", rules);
     assert_eq!(rejected, []);

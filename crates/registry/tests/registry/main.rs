@@ -1,4 +1,4 @@
-//! The registry from outside: manifests in, changes, refusals and warnings out.
+//! Tests of the registry's public interface: manifests to changes, rejections and warnings.
 
 #[cfg(test)]
 mod access_policy;

@@ -1,4 +1,4 @@
-//! What good documents mean.
+//! Tests of the objects read from valid documents.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use leno_model::{
 };
 use leno_registry::read_str;
 
-/// The objects of a text of which nothing is refused.
+/// Returns the objects of a text without rejections.
 fn good(text: &str) -> Vec<(Object, u32)> {
     let (objects, rejected) = read_str("good.yaml", text);
     assert_eq!(rejected, []);
@@ -35,7 +35,7 @@ fn account(namespace: &str, name: &str) -> ServiceAccount {
     ServiceAccount::new(namespace, name).unwrap()
 }
 
-/// The form that the README promises.
+/// The format documented in the README.
 const PROMISED: &str = r#"
 apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -367,7 +367,7 @@ fn regex(text: &str) -> ValueMatch {
     ValueMatch::Regex(text.to_owned())
 }
 
-/// Every part of a route that is read.
+/// Every supported field of a route.
 const HTTP_ROUTE: &str = r#"
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -486,7 +486,7 @@ fn reads_calls_of_grpc_as_paths() {
     assert_eq!(rest.backends.len(), 2);
 }
 
-/// Every part of a `GRPCRoute` that is read.
+/// Every supported field of a `GRPCRoute`.
 const GRPC_ROUTE: &str = r#"
 apiVersion: gateway.networking.k8s.io/v1
 kind: GRPCRoute

@@ -1,10 +1,10 @@
-//! The examples of the pages on kinds are read as they stand.
+//! Tests that the examples of the documentation pages are accepted.
 
 use std::path::Path;
 
 use leno_registry::read_str;
 
-/// The YAML of a page of `docs/rules`.
+/// Returns the YAML examples of a page in `docs/rules`.
 pub(crate) fn examples(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules").join(page);
     let text = std::fs::read_to_string(path).unwrap();

@@ -1,4 +1,4 @@
-//! `sessionPersistence` of rules: what is read, and what is refused.
+//! Tests of `sessionPersistence` of rules: accepted documents and rejections.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn read(kind: &str, persistence: &str) -> Persistence {
     found.and_then(|rule| rule.actions.persistence).expect("what is read")
 }
 
-/// By a cookie of no name.
+/// Returns persistence by a cookie without a configured name.
 fn plain() -> Persistence {
     Persistence { name: None, carrier: Carries::Cookie, absolute: None, idle: None, path: None }
 }

@@ -1,4 +1,4 @@
-//! Rate limits, natively and as OSM, osm-edge and FSM write them.
+//! Tests of rate limits: native, and in the formats of OSM, osm-edge and FSM.
 
 use std::time::Duration;
 
@@ -207,7 +207,7 @@ fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
     .assert_eq(&descriptors.concat());
 }
 
-/// A descriptor's entries, and the requests that it describes.
+/// Returns a descriptor's entries and request match as text.
 fn told(descriptor: &Descriptor) -> String {
     let entries = descriptor.entries.iter().map(|it| format!("{}: {:?}", it.key, it.value));
     let entries = entries.collect::<Vec<_>>().join(", ");

@@ -1,16 +1,16 @@
-//! What cannot be honoured is refused with place, reason and remedy.
+//! Tests that unsupported content is rejected with location, reason and hint.
 
 use expect_test::{Expect, expect};
 use leno_registry::read_str;
 
-/// The refusals of a text, a line each.
+/// Returns the rejections of a text, one per line.
 fn refusals(text: &str) -> String {
     let (_, rejected) = read_str("f.yaml", text);
     rejected.iter().map(|r| format!("{r}\n")).collect()
 }
 
-/// The refusals of documents that have this head and one of these specs, a line each, without
-/// the head: it is the same for all.
+/// Checks the rejections of documents with this head and one of these specs, one per line, without the common
+/// head.
 pub(crate) fn check_specs(head: &str, specs: &[&str], expected: &Expect) {
     let mut lines = String::new();
     for spec in specs {

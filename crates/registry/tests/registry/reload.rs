@@ -1,4 +1,4 @@
-//! Files change; what is reported is the difference, and the last good state stays.
+//! Tests of file changes: the difference is reported, and the last good state stays in force.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,7 +23,7 @@ impl House {
         self.dir.path().join(name)
     }
 
-    /// Writes a file and reads all.
+    /// Writes a file and reads all files.
     fn write(&mut self, name: &str, text: &str) -> Update {
         fs::write(self.at(name), text).unwrap();
         self.source.reload()
@@ -35,7 +35,7 @@ impl House {
     }
 }
 
-/// A service on one port.
+/// Returns a service with one port.
 fn service(name: &str, port: u16) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
@@ -43,7 +43,7 @@ fn service(name: &str, port: u16) -> String {
     )
 }
 
-/// `+Service default/a -Service default/b`, in order.
+/// Returns the changes as `+Service default/a -Service default/b`, in order.
 fn shown(update: &Update) -> String {
     let change = |change: &Change| match change {
         Change::Upsert(object) => format!("+{}", object.key()),
@@ -111,7 +111,7 @@ fn a_bad_document_leaves_its_last_good_version_in_force() {
 #[test]
 fn a_bad_document_keeps_only_what_it_may_be_meant_to_be() {
     for (bad, kept) in [
-        // The same object, misspelt in various places.
+        // The same object, misspelled in various places.
         (service("a", 1).replace("Service", "Servce"), true),
         (service("a", 1).replace("apiVersion: v1", "apiVersion: v2"), true),
         (service("a", 1).replace("kind: Service\n", ""), true),
@@ -170,7 +170,7 @@ fn what_cannot_be_looked_at_keeps_its_objects() {
     house.write("below/a.yaml", &service("a", 1));
     house.write("b.yaml", &service("b", 1));
     fs::rename(house.at("below"), house.at(".away")).unwrap();
-    // A link to itself can be neither followed nor said to be gone.
+    // A link to itself cannot be followed, and is not gone either.
     symlink("below", house.at("below")).unwrap();
     fs::remove_file(house.at("b.yaml")).unwrap();
     symlink("b.yaml", house.at("b.yaml")).unwrap();
@@ -199,7 +199,7 @@ fn an_object_belongs_to_the_file_that_had_it_first() {
     );
     let update = house.remove("b.yaml");
     assert_eq!((shown(&update).as_str(), update.rejected.len()), ("+x", 0));
-    // At first, the order of the files decides.
+    // Initially, the order of the files decides.
     fs::write(&b, service("x", 1)).unwrap();
     let update = FileSource::new(vec![b, a.clone()]).reload();
     assert_eq!(update.objects, 2);

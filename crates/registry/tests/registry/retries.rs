@@ -1,4 +1,4 @@
-//! Policies about retries: what is read, what is refused, and what is remarked.
+//! Tests of retry policies: accepted documents, rejections and warnings.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::refusals::check_specs;
 const OSM: &str = "policy.openservicemesh.io";
 const FSM: &str = "policy.flomesh.io";
 
-/// A policy of `shop` about `stock`.
+/// Returns a policy of `shop` for requests to `stock`.
 fn policy(group: &str, name: &str, retried: &str) -> String {
     format!(
         "apiVersion: {group}/v1alpha1\nkind: Retry\nmetadata: {{name: {name}, namespace: store}}\n\

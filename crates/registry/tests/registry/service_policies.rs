@@ -1,4 +1,4 @@
-//! Policies of services: the documented examples, what is refused, and what decides nowhere.
+//! Tests of service policies: documented examples, rejections, and policies without effect.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leno_model::{
 };
 use leno_registry::{lint, read_str};
 
-/// The one policy of a text that is accepted.
+/// Returns the only policy of an accepted text.
 pub(crate) fn policy(text: &str) -> ServicePolicy {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);

@@ -1,4 +1,4 @@
-//! Tag rules: the examples of the documents, what is refused, and what is odd.
+//! Tests of tag rules: documented examples, rejections and warnings.
 
 use expect_test::{Expect, expect};
 use leno_model::{Object, TagScope};
@@ -31,7 +31,7 @@ fn rules_stand_in_order_of_precedence() {
     assert_eq!(route.scope, TagScope::Service("shop/orders".parse().unwrap(), None));
 }
 
-/// The refusals of a kind's specs, a line each.
+/// Checks the rejections of a kind's specs, one per line.
 fn check(kind: &str, specs: &[&str], expected: &Expect) {
     let head = format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}");
     check_specs(&head, specs, expected);

@@ -1,4 +1,4 @@
-//! `TLSRoute`: what is read of it and what is refused.
+//! Tests of `TLSRoute`: accepted documents and rejections.
 
 use expect_test::expect;
 use leno_model::{HostPattern, Object, RouteKind, RouteParent, ServiceName, TlsRoute};

@@ -1,4 +1,4 @@
-//! `TrafficSplit`: what is read of it, what is refused, and what is odd.
+//! Tests of `TrafficSplit`: accepted documents, rejections and warnings.
 
 use expect_test::expect;
 use leno_model::{Object, TrafficSplit};

@@ -1,4 +1,4 @@
-//! The watcher tells what changed soon after it did, however it was saved.
+//! Tests that the watcher reports changes promptly, however a file is saved.
 
 use std::fs;
 use std::future::Future;
@@ -26,13 +26,13 @@ struct Watched {
 }
 
 impl Watched {
-    /// The next update. The limit is only there for the test to fail instead of hanging.
+    /// Returns the next update. The timeout makes the test fail instead of hanging.
     async fn next(&mut self) -> Update {
         let next = tokio::time::timeout(Duration::from_secs(20), self.updates.recv());
         next.await.expect("an update comes").expect("the watch goes on")
     }
 
-    /// Waits until a service has this port; updates on the way there may be partial.
+    /// Waits until a service has this port; updates before that may be partial.
     async fn expect(&mut self, name: &str, port: u16) {
         loop {
             let update = self.next().await;
@@ -48,7 +48,7 @@ impl Watched {
         }
     }
 
-    /// Waits until a problem is reported; one object stays in force on the way there.
+    /// Waits until a problem is reported; one object stays in force meanwhile.
     async fn expect_kept(&mut self, problem: &str) {
         loop {
             let update = self.next().await;
@@ -59,13 +59,13 @@ impl Watched {
         }
     }
 
-    /// Waits until nothing is left.
+    /// Waits until no object is left.
     async fn expect_nothing(&mut self) {
         while self.next().await.objects > 0 {}
     }
 }
 
-/// Runs a watch beside a scenario; the watch ends when the scenario drops its receiver.
+/// Runs a watch concurrently with a scenario; it ends when the scenario drops its receiver.
 fn run<F: Future<Output = ()>>(paths: Vec<PathBuf>, scenario: impl FnOnce(Watched) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (sender, updates) = channel(4);
@@ -76,7 +76,7 @@ fn run<F: Future<Output = ()>>(paths: Vec<PathBuf>, scenario: impl FnOnce(Watche
     ended.unwrap();
 }
 
-/// As editors save: beside, then over.
+/// Saves as editors do: writes another file and renames it.
 fn save(path: &Path, text: &str) {
     let beside = path.with_extension("tmp");
     fs::write(&beside, text).unwrap();
@@ -158,8 +158,8 @@ fn keeps_what_a_missing_or_replaced_directory_held() {
     });
 }
 
-/// A release is another directory; the link to it is replaced. `given` is the path of the
-/// source; `links` are more links in the parent of the releases.
+/// Replaces the link to a release directory by a link to another one. `given` is the path of the source;
+/// `links` are further links in the parent of the releases.
 fn switch_releases(given: &str, links: &[(&str, &str)]) {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
@@ -201,7 +201,7 @@ fn sees_each_link_on_the_way_replaced() {
 
 #[test]
 fn sees_the_layout_of_git_sync() {
-    // A link of a fixed name to a worktree with the name of its commit, below a root.
+    // A fixed link below a root to a worktree named by its commit.
     switch_releases("current/mesh", &[]);
     switch_releases("current/mesh/a.yaml", &[]);
     switch_releases("config", &[("config/team", "../current/mesh")]);

@@ -1,4 +1,4 @@
-//! A node loses its network: the others stop sending requests to its pods, before Kubernetes notices.
+//! Network failure of a node: other nodes stop sending requests to its Pods before Kubernetes notices.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::under_load::{Load, nodes};
 
-/// The network of a node, switched off until dropped.
+/// A node without network until this is dropped.
 struct CutOff(String);
 
 impl CutOff {
@@ -31,7 +31,7 @@ fn set_link(node: &str, state: &str) {
     assert!(set.success(), "the link of {node}");
 }
 
-/// A Deployment of servers on one node, behind the Service `server`.
+/// Returns a Deployment of servers on one node, behind the Service `server`.
 fn servers_on(node: &str, name: &str, replicas: u32) -> String {
     http_server(name, replicas, "")
         .replace(&format!("{{app: {name}}}, }}"), &format!("{{app: server, at: {name}}}}}"))
@@ -47,8 +47,8 @@ fn servers_on(node: &str, name: &str, replicas: u32) -> String {
         )
 }
 
-/// Three of five servers are on a node that is cut off for 25 s. Requests in progress there fail, at most one of each connection
-/// per server; from 3 s on none fails, and 99 % take at most 1 s.
+/// Three of five servers are on a node without network for 25 s. Requests in progress there fail, at most one
+/// per connection and server; after 3 s none fails, and 99 % take at most 1 s.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 #[allow(clippy::print_stderr, reason = "the figures are the result")]
@@ -63,7 +63,7 @@ fn a_node_without_network_costs_requests_in_progress_alone() {
          ports: [{name: http, port: 80, targetPort: http}]}}",
     );
     namespace.wait_ready();
-    // The DNS server may be on the node that is cut off.
+    // The DNS server may be on the failed node.
     let address = ["get", "service/server", "-o", "jsonpath={.spec.clusterIP}"];
     let url = format!("http://{}/", printed(&namespace.kubectl(&address)));
     let load = Load::start(&namespace, &url);
@@ -93,6 +93,6 @@ fn a_node_without_network_costs_requests_in_progress_alone() {
 
 const NOTICED: Duration = Duration::from_secs(3);
 const CUT: Duration = Duration::from_secs(25);
-/// Of the load.
+/// The number of connections of the load.
 const CONNECTIONS: u64 = 8;
 const SERVERS_CUT_OFF: u64 = 3;

@@ -1,11 +1,11 @@
-//! What leaves the mesh: everything, nothing, and what OSM's policies name. The switch is the whole
-//! mesh's.
+//! Egress from the mesh: everything, nothing, and the destinations in OSM's policies. The setting applies to
+//! the whole mesh.
 
 use leno_tests::cluster::{Injection, Namespace, apply, kubectl, printed};
 
 use crate::tcp::{expect_heard, server};
 
-/// Nothing leaves until this is dropped.
+/// Denies all egress until this is dropped.
 struct Denied;
 
 impl Denied {
@@ -13,7 +13,7 @@ impl Denied {
         Self::with("egress: deny")
     }
 
-    /// The mesh has these settings until this is dropped.
+    /// Applies these mesh settings until this is dropped.
     fn with(spec: &str) -> Self {
         apply(&format!(
             "{{apiVersion: leno.dev/v1alpha1, kind: MeshConfig, metadata: {{name: mesh}}, spec: {{{spec}}}}}"
@@ -28,7 +28,7 @@ impl Drop for Denied {
     }
 }
 
-/// Servers outside the mesh, of HTTP, HTTPS and lines.
+/// Returns servers outside the mesh: HTTP, HTTPS and a line protocol.
 fn outside() -> Namespace {
     let outside = Namespace::new("outside", Injection::Disabled);
     outside.http_server("server", 1);
@@ -44,7 +44,7 @@ fn outside() -> Namespace {
     outside
 }
 
-/// What one account reaches.
+/// Returns the egress policy of one account.
 fn policy(name: &str, namespace: &Namespace, rest: &str) -> String {
     format!(
         "---\n{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Egress, metadata: {{name: {name}}}, spec: {{
@@ -78,7 +78,7 @@ fn what_leaves_the_mesh_is_what_policies_name() {
         expect(client, &["-k", &secure], 0, 200);
         expect_heard(&namespace, client, &lines, |heard| heard == "pod=lines line=hello\n");
     };
-    // A connection is reset before anything is answered: with TLS that is a failed handshake.
+    // A connection is reset before any response: with TLS, the handshake fails.
     let nothing = |client: &str| {
         expect(client, &[&clear], 56, 0);
         expect(client, &["-k", &secure], 35, 0);
@@ -105,7 +105,7 @@ fn what_leaves_the_mesh_is_what_policies_name() {
     expect("client", &["-k", "--resolve", &resolved, "https://elsewhere.example/"], 35, 0);
     nothing("other");
 
-    // Of HTTP only what the routes name.
+    // For HTTP, only the paths in the route group are allowed.
     let matches =
         "matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: statuses}]";
     namespace

@@ -1,4 +1,4 @@
-//! Control planes: on different nodes, and one of them writes statuses.
+//! Placement of control planes on different nodes, and leader election for writing statuses.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -32,8 +32,8 @@ fn a_control_plane_that_ends_gives_its_lease_back() {
         control(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
         taken
     };
-    // One of several: the machine may be busy with something else. Without a release the Lease would run out 15 s after its
-    // last renewal, and without a watch its release would be noticed up to 2 s later.
+    // One of several attempts, since the machine may be busy. Without its release, the Lease would expire 15 s
+    // after its last renewal; without a watch, the release would be noticed up to 2 s later.
     let mut slow = Vec::new();
     while slow.len() < ATTEMPTS {
         let taken = takeover();

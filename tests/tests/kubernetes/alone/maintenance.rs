@@ -1,4 +1,4 @@
-//! What operators do to a cluster while requests go through a mesh in it: none may fail.
+//! Cluster maintenance under load: no request may fail.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,13 +10,13 @@ use leno_tests::eventually;
 use crate::gateways::{gateway, strangers_at};
 use crate::under_load::{Load, nodes, prepared, process};
 
-/// How many of the pods with a label are on a node.
+/// Returns the number of Pods with a label on a node.
 fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
     let field = format!("--field-selector=spec.nodeName={node}");
     printed(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"])).lines().count()
 }
 
-/// Takes all pods from a node under a load, none of which may fail.
+/// Drains a node under load; no request may fail.
 #[allow(clippy::print_stderr, reason = "the number of requests belongs to the result")]
 fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
@@ -31,7 +31,7 @@ fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
     assert_eq!(failed, serde_json::json!({}));
 }
 
-/// One of them has the DNS server.
+/// One of them runs the DNS server.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn each_drained_node_fails_no_request() {
@@ -79,7 +79,7 @@ fn a_restarted_api_server_fails_no_request() {
         let other = api_server().filter(|pid| *pid != before)?;
         kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(other)
     });
-    // What follows it goes on: a new pod joins, and is called.
+    // The mesh continues to work: a new Pod joins and receives requests.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     let (requests, failed) = load.end();
@@ -94,7 +94,7 @@ fn killed_control_planes_fail_no_request() {
     let load = Load::start(&namespace, "http://server/");
     let pods = ["-n", "leno-system", "delete", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     printed(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
-    // What comes back serves: a new pod joins.
+    // The restarted control plane works: a new Pod joins.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     let (requests, failed) = load.end();
@@ -102,7 +102,7 @@ fn killed_control_planes_fail_no_request() {
     assert_eq!(failed, serde_json::json!({}));
 }
 
-/// The process of this cluster's API server, which starts again when it ends.
+/// Returns the process of this cluster's API server, which is restarted when it exits.
 fn api_server() -> Option<u32> {
     let config = std::env::var_os("KUBECONFIG").expect("no cluster: run ./test kubernetes");
     let state = Path::new(&config).parent().expect("it is in the directory of the cluster's state");

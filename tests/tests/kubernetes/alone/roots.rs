@@ -1,5 +1,5 @@
-//! Who vouches for the mesh: its own root, replaced in stages under load, and an authority of somebody
-//! else, made before the mesh.
+//! Roots of the mesh: rotation of the built-in root under load, and an external authority created before the
+//! mesh.
 #![allow(clippy::print_stderr, reason = "what a step was answered last says why a scenario failed")]
 
 use std::process::Command;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::upgrade::{install, uninstall};
 use crate::under_load::{Load, prepared};
 
-/// The pods of the control plane.
+/// Returns the Pods of the control plane.
 fn control_planes() -> Vec<String> {
     let path = "jsonpath={.items[*].metadata.name}";
     let selector =
@@ -24,7 +24,7 @@ fn control_planes() -> Vec<String> {
     names
 }
 
-/// Runs `leno root` in a control plane; what it said, when it was done.
+/// Runs `leno root` in a control plane and returns its output on success.
 fn root(pod: &str, step: &str) -> Result<String, String> {
     let command = ["/leno", "root", step, "--data", "/var/lib/leno/control"];
     let exec = ["-n", "leno-system", "exec", pod, "--"];
@@ -33,7 +33,7 @@ fn root(pod: &str, step: &str) -> Result<String, String> {
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Takes a step, as soon as the one before is everywhere.
+/// Takes a step once the previous step has reached every member.
 fn step(pod: &str, step: &str) {
     let mut last = String::new();
     eventually(&format!("`leno root {step}`"), Duration::from_secs(120), || {
@@ -49,7 +49,7 @@ fn step(pod: &str, step: &str) {
     });
 }
 
-/// Waits until every control plane is at a stage, and all its sidecars have caught up with it.
+/// Waits until every control plane is at a stage and all its sidecars are in sync.
 fn caught_up(pods: &[String], stage: &str) {
     eventually(&format!("everybody is at `{stage}`"), Duration::from_secs(120), || {
         let is_there = |pod: &String| {
@@ -60,7 +60,7 @@ fn caught_up(pods: &[String], stage: &str) {
     });
 }
 
-/// Whom members trust.
+/// Returns the roots that members trust.
 fn roots() -> String {
     let path = "jsonpath={.data.roots\\.pem}";
     printed(&kubectl(&["-n", "leno-system", "get", "configmap", "leno-roots", "-o", path]))
@@ -84,7 +84,7 @@ fn the_root_is_replaced_without_a_failed_request() {
     })
     .0;
     assert_ne!(after, before, "it is another one");
-    // Who comes now trusts the new one alone.
+    // New members trust only the new root.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     namespace.client("client");
@@ -97,7 +97,7 @@ fn the_root_is_replaced_without_a_failed_request() {
     assert_eq!(failed, serde_json::json!({}));
 }
 
-/// A company's root, and an intermediate of it, as files: `ca.crt`, `tls.crt`, `tls.key`.
+/// Creates a company's root and an intermediate as files: `ca.crt`, `tls.crt`, `tls.key`.
 const COMPANY: &str = "set -e; cd \"$0\"
 for k in ca tls; do openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out $k.key; done
 openssl req -x509 -new -key ca.key -days 3650 -subj '/CN=Company root' -addext keyUsage=critical,keyCertSign,cRLSign -out ca.crt
@@ -130,10 +130,10 @@ fn an_authority_that_was_there_before_signs() {
     strange.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     strange.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 56, 0);
-    // Members trust the root, and of its intermediates this one alone.
+    // Members trust the root, and only this intermediate of it.
     let bundle = format!("{}\n{}", file("ca.crt").trim(), file("tls.crt").trim());
     assert_eq!(roots().trim(), bundle);
-    // What a sidecar shows is signed by it, and ends at the company's root.
+    // The certificate of a sidecar is signed by the intermediate and chains to the company's root.
     let path = "jsonpath={.items[0].status.podIP}";
     let address = printed(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
     let roots = company.path().join("ca.crt");

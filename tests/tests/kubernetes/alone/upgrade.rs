@@ -1,11 +1,11 @@
-//! The mesh itself is replaced, taken away and put back, while requests go through it: none may fail.
+//! Upgrade, removal and reinstallation of the mesh under load: no request may fail.
 
 use leno_tests::cluster::{Namespace, image, kubectl, next_image, printed};
 use leno_tests::leno;
 
 use crate::under_load::{Load, prepared};
 
-/// Installs, or installs again: what differs is changed.
+/// Installs or upgrades: objects that differ are changed.
 pub(super) fn install(image: &str) {
     let arguments = ["install", "--image", image, "--gateways", "--apply"];
     printed(&leno().args(arguments).output().expect("the program starts"));
@@ -16,10 +16,10 @@ pub(super) fn uninstall(more: &[&str]) {
     printed(&leno().args(arguments).output().expect("the program starts"));
 }
 
-/// The images of all containers of some pods, each once.
+/// Returns the images of all containers of some Pods, without duplicates.
 fn images(namespace: &str, selector: &str) -> Vec<String> {
     let path = "jsonpath={range .items[*]}{.spec.initContainers[*].image} {.spec.containers[*].image} {end}";
-    // Those that go are the ones before.
+    // Excludes terminating Pods of the previous version.
     let there =
         ["get", "pods", "-l", selector, "--field-selector=status.phase=Running", "-o", path];
     let found = printed(&kubectl(&[&["-n", namespace][..], &there].concat()));
@@ -41,7 +41,7 @@ fn another_release_is_rolled_out_without_a_failed_request() {
     let (before, after) = (image(), next_image());
     let application = "kc.local/testapp:1".to_owned();
     assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
-    // The control plane first, with sidecars of the release before; then the sidecars.
+    // The control plane first, with sidecars of the previous release; then the sidecars.
     install(&after);
     assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
     let control = "app.kubernetes.io/name=leno-control";
@@ -53,7 +53,7 @@ fn another_release_is_rolled_out_without_a_failed_request() {
     rolled_out(&namespace);
     assert!(images(namespace.name(), "app=server").contains(&after));
     let (requests, failed) = load.end();
-    // And back, as those do who regret it.
+    // Rolls back.
     install(&before);
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
@@ -70,7 +70,7 @@ fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
     let lease = kubectl(&["-n", "leno-system", "get", "lease", "leno-control"]);
     assert!(!lease.status.success(), "there is still a lease");
     install(&image());
-    // Who comes now joins the mesh, and is called by those who were there all the time.
+    // A new Pod joins the mesh and receives requests from existing members.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     rolled_out(&namespace);
     let sidecars = namespace.containers("server").matches("leno-proxy").count();

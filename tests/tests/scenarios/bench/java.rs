@@ -1,4 +1,4 @@
-//! Parts of `leno bench` that are Java programs, built with Maven the first time.
+//! `leno bench` with Java programs, built with Maven on first use.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ fn what_java_parts_need_is_named_before_anything_is_measured() {
         let mut command = leno();
         command.args(["bench", "gateway-ratings", "--contenders", "none"]).args(part).args(SHORT);
         command.args(["--cache", home.path().to_str().unwrap()]);
-        // No program is found where there is none.
+        // No program is found with an empty `PATH`.
         let output = command.env("PATH", home.path()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{said}");
@@ -39,10 +39,10 @@ fn jmeter_measures_what_our_own_load_generator_does() {
             let trial = &outcome["repeats"][0];
             assert_eq!(trial["errors"], 0, "{name}: {trial:#}");
             assert_eq!(trial["statuses"]["200"], trial["requests"], "{name}: {trial:#}");
-            // What ended and what began in one second of eight clients differs by eight at most.
+            // In one second of eight clients, completed and started requests differ by at most eight.
             let (rps, requests) = (number(trial, &["rps"]), number(trial, &["requests"]));
             assert!((rps - requests).abs() <= 8.0, "{name}: {trial:#}");
-            // Each of eight clients waits for one answer at a time, for a second and the last one.
+            // Each of eight clients has one request in flight, for one second plus the last request.
             let waited = requests * number(trial, &["latency_ms", "mean"]);
             let bound = 8.0 * (1000.0 + number(trial, &["latency_ms", "max"]));
             assert!(waited > 0.0 && waited <= bound, "{waited} ms: {trial:#}");
@@ -74,12 +74,12 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
         (process("client"), process("gateway"), process("ratings"))
     });
     let [ratings, gateway] = costs.collect::<Vec<_>>().try_into().unwrap();
-    // Only behind the gateway does its sidecar have work; ratings' has, in both.
+    // Only behind the gateway is its sidecar busy; the sidecar of ratings is busy in both.
     assert!(gateway.1 > 3.0 * ratings.1.max(0.1), "{gateway:?} {ratings:?}");
     assert!(gateway.2 > 0.0 && ratings.2 > 0.0, "{gateway:?} {ratings:?}");
 }
 
-/// Eight clients, one core.
+/// Runs eight clients on one core.
 fn gateway_ratings(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     let cache = cache();
     let fixed = ["gateway-ratings", "--cores", "1"];
@@ -87,7 +87,7 @@ fn gateway_ratings(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     bench(home, &[fixed.as_slice(), &cache, arguments].concat())
 }
 
-/// Beside what cargo builds: it lasts as long.
+/// Returns a folder next to cargo's output, with the same lifetime.
 fn cache() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     tests.ancestors().nth(3).unwrap().join("bench-cache")

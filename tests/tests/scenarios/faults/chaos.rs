@@ -1,4 +1,4 @@
-//! Chaos: control planes and sidecars are killed and paused at random, and no request is lost.
+//! Chaos: random kills and pauses of control planes and sidecars without a lost request.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ fn a_dozen_seconds_of_chaos_lose_no_request() {
     Chaos::begin(12, 20_261_122).endure(Duration::from_secs(12));
 }
 
-/// `./test chaos`.
+/// Run by `./test chaos`.
 #[test]
 #[ignore = "takes a minute and both cores; ./test chaos runs it"]
 #[allow(clippy::print_stderr, reason = "who wants to see it again needs the seed")]
@@ -25,7 +25,7 @@ fn a_minute_of_chaos_loses_no_request() {
     Chaos::begin(30, seed).endure(Duration::from_secs(60));
 }
 
-/// A mesh in which things go wrong.
+/// A mesh with random failures.
 struct Chaos {
     controls: Vec<ControlPlane>,
     servers: Vec<Proxy>,
@@ -38,7 +38,7 @@ struct Chaos {
 }
 
 impl Chaos {
-    /// Three control planes, so many sidecars, a fifth of them with a load of their own.
+    /// Starts three control planes and this number of sidecars, a fifth of them with their own load.
     fn begin(sidecars: usize, seed: u64) -> Self {
         let (clients, services) = (sidecars / 5, 2);
         let mut manifests = mesh_config("permissive");
@@ -78,7 +78,7 @@ impl Chaos {
         let mut history = String::new();
         let mut turn = 0;
         while turn < 5 || Instant::now() < until {
-            // Everything happens, then by chance; never two at once, so that somebody is left.
+            // Each failure occurs once, then at random; never two at once, so that a replica is left.
             let what = match turn {
                 0..5 => turn,
                 _ => self.chance.below(5),
@@ -127,7 +127,7 @@ impl Chaos {
                 self.done.insert("a client's sidecar is paused");
                 let pid = self.clients[one % self.clients.len()].program.pid();
                 signal_pid(pid, Signal::STOP);
-                // The loads of the others go on.
+                // The loads of the others continue.
                 let others = self.loads.iter().enumerate();
                 let others = others.filter(|(at, _)| *at != one % self.clients.len());
                 others.for_each(|(_, load)| load.wait_for(20));
@@ -137,11 +137,11 @@ impl Chaos {
         }
     }
 
-    /// Nobody answers there for some dozen requests.
+    /// Pauses a process for several dozen requests.
     fn pause(&self, pid: u32) {
         signal_pid(pid, Signal::STOP);
         let waiting = Instant::now();
-        // Requests that it holds wait for it; the others are answered.
+        // Requests that it holds wait for it; others are served.
         while waiting.elapsed() < PAUSE {
             std::thread::park_timeout(PAUSE);
         }
@@ -149,12 +149,12 @@ impl Chaos {
         self.traffic(20);
     }
 
-    /// Lets every load go on for some requests.
+    /// Waits for this number of requests of every load.
     fn traffic(&self, requests: usize) {
         self.loads.iter().for_each(|load| load.wait_for(requests));
     }
 
-    /// In the end every control plane knows every sidecar, and every sidecar one of them.
+    /// Waits until every control plane knows every sidecar, and every sidecar is connected to one of them.
     fn agree(&self) {
         let sidecars = self.sidecars as u64;
         let all = || self.controls.iter().map(|control| control.ask("status"));
@@ -182,7 +182,7 @@ fn front(service: usize) -> String {
     )
 }
 
-/// Numbers that only the seed decides (xorshift64*).
+/// Pseudo-random numbers determined by the seed (xorshift64*).
 struct Chance(u64);
 
 impl Chance {
@@ -195,5 +195,5 @@ impl Chance {
     }
 }
 
-/// Long enough for others to notice, and shorter than what requests are given.
+/// Long enough to be noticed, and shorter than the request timeout.
 const PAUSE: Duration = Duration::from_millis(1500);

@@ -1,4 +1,5 @@
-//! A service that fails gets nothing for a while, and never more at a time than its policy lets.
+//! Circuit breaker: a failing service receives no requests for a while, and never more at a time than its
+//! policy permits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -50,7 +51,7 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     );
     let door = loopback(door);
     let ask = || get(door, "/").expect("the door answers");
-    // Each data thread has a circuit of its own; connections come to all of them.
+    // Each data thread has its own circuit; connections are spread over all of them.
     eventually("the circuit is open", PATIENCE, || {
         let answers: Vec<Response> = (0..20).map(|_| ask()).collect();
         assert!(answers.iter().all(|it| [500, 409].contains(&it.status)), "{answers:?}");
@@ -64,7 +65,7 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     eventually("it is closed", PATIENCE, || (0..20).all(|_| ask().status == 200).then_some(()));
     assert!(page.metric("leno_circuit_turns_total{to=\"closed\"}") >= 1.0);
 
-    // One request is under way, and none beside it.
+    // One request is in progress, and no other is admitted.
     let before = asked.load(Ordering::SeqCst);
     let first = std::thread::spawn(move || get(door, "/wait").expect("the door answers").status);
     eventually("it is under way", PATIENCE, || {

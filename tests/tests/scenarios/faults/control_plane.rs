@@ -1,4 +1,4 @@
-//! Sidecars on machines of their own: how they join, and that they outlive the control plane.
+//! Sidecars on separate machines: joining, and operation without the control plane.
 
 use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno};
 
@@ -23,7 +23,7 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
     load.wait_for(100);
     load.finish().assert_whole();
 
-    // With nobody to ask, a sidecar serves from its disk: certificate, world, addresses.
+    // Without a control plane, a sidecar serves from its saved state: certificate, configuration, addresses.
     let inbound = ratings.page.inbound(shop.ratings.port());
     ratings.kill();
     assert_eq!(get(shop.door, "/").unwrap().reason(), Some("connect-failed"));
@@ -44,7 +44,7 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
     load.wait_for(100);
     load.finish().assert_whole();
 
-    // What changes while it is away arrives when it is back.
+    // Changes made during its absence arrive after its return.
     control.kill();
     control.remove("policy.yaml");
     control.start_again();
@@ -61,7 +61,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
     let copy = token.with_extension("copy");
     std::fs::copy(&token, &copy).unwrap();
 
-    // Shown for somebody else it is refused, and stays good for whom it was made.
+    // A token used for another workload is rejected and stays valid for its own.
     let mut web = Proxy::launch("shop/web-1", &token, &control.state("shop/web-1"), &[]);
     assert_rejected(&mut web, "was made for another workload");
 
@@ -108,7 +108,7 @@ fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
     assert!(again.program.stop(PATIENCE).success(), "it goes on until it is stopped");
 }
 
-/// The proxy ends with an error that says once that its join was rejected, and this reason.
+/// Checks that the proxy exits with an error that contains the rejection of its join once, with this reason.
 fn assert_rejected(proxy: &mut Proxy, reason: &str) {
     let status = proxy.program.wait(PATIENCE);
     assert_eq!(status.code(), Some(1));
@@ -139,7 +139,7 @@ fn a_state_directory_is_for_one_proxy_at_a_time() {
     assert!(reason.contains("another proxy serves from it"), "{reason}");
     assert!(reason.contains(state.to_str().unwrap()) && reason.contains("--state"), "{reason}");
 
-    // One that was killed leaves nothing behind that would keep its successor out.
+    // A killed sidecar leaves no state that would block its successor.
     ratings.kill();
     ratings.start_again();
     turns(shop.door, 200);

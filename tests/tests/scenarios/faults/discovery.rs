@@ -1,4 +1,4 @@
-//! A sidecar knows what it uses and no more, with and without a control plane.
+//! On-demand discovery: a sidecar subscribes only to the services it uses, with and without a control plane.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -50,18 +50,18 @@ fn without_a_control_plane_what_was_used_goes_on_and_what_is_new_fails_in_time()
     assert!((Duration::from_millis(500)..Duration::from_secs(3)).contains(&took), "{took:?}");
     assert_eq!(ask(door, "ratings.shop").status, 200);
 
-    // What was asked for in vain is asked for again by itself.
+    // Unanswered subscriptions are retried automatically.
     control.start_again();
     eventually("the new one is found", PATIENCE, || {
         (ask(door, "details.shop").status == 200).then_some(())
     });
 }
 
-/// Case f03: names that do not exist leave room for services.
+/// Nonexistent names do not prevent subscriptions to services.
 #[test]
 fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
     let (ratings, details) = (Counted::echo(), Counted::echo());
-    // With egress, each of these names would be a query to the resolver of the machine.
+    // With egress, each of these names would be a DNS query to the machine's resolver.
     let mesh = mesh_config("permissive").replace("trafficMode", "egress: deny, trafficMode");
     let control = control_of(mesh, &ratings, &details);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
@@ -102,7 +102,7 @@ fn control_of(mesh: String, ratings: &Counted, details: &Counted) -> ControlPlan
     ControlPlane::start(&manifests.concat(), &[])
 }
 
-/// Asks a service through the HTTP proxy door.
+/// Sends a request to a service through the HTTP proxy listener.
 fn ask(door: SocketAddr, host: &str) -> Response {
     let host = format!("{host}:9080");
     let request =

@@ -1,4 +1,4 @@
-//! Going down in order: what is under way finishes, what is new is not taken.
+//! Graceful shutdown: requests in progress complete, and new ones are not accepted.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
@@ -41,7 +41,7 @@ fn a_mesh_told_to_stop_finishes_the_response_under_way_and_ends_well() {
     assert_eq!(mesh.up.wait(PATIENCE).code(), Some(0));
 }
 
-/// A shop whose answer to `/slow` waits for a word of the test.
+/// Returns a shop with a response to `/slow` that waits for the test.
 pub(super) fn slow_shop() -> (Shop, Sender<()>) {
     let (release, released) = channel();
     let released = Mutex::new(released);
@@ -55,7 +55,7 @@ pub(super) fn slow_shop() -> (Shop, Sender<()>) {
     (shop("permissive", application), release)
 }
 
-/// Asks for `/slow` and waits until the application has the request.
+/// Sends a request for `/slow` and waits until the application has received it.
 pub(super) fn begin(shop: &Shop) -> JoinHandle<Response> {
     let (door, before) = (shop.door, shop.ratings.requests());
     let asking = std::thread::spawn(move || get(door, "/slow").expect("an answer"));

@@ -1,4 +1,4 @@
-//! An endpoint dies under load: what can be repeated moves on, what cannot is never repeated.
+//! Endpoint failure under load: repeatable requests are retried elsewhere, others are never repeated.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -45,7 +45,7 @@ fn when_a_sidecar_is_told_to_stop_no_request_is_lost_whatever_its_method() {
     shop.assert_executed_once(&posts);
 }
 
-/// Issue 27, finding A11: as behind a link that is down, nothing is refused and nothing answers.
+/// As on a failed link: connections are not refused, and no packet is answered.
 #[test]
 fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
     let shop = Shop::open();
@@ -61,7 +61,7 @@ fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
     signal_pid(stopped, Signal::CONT);
     gets.assert_whole();
     assert!(took < SILENT_MAX, "requests waited for the silent sidecar: {took:?}");
-    // At most those that were under way there.
+    // At most the requests in progress there.
     assert!(posts.failed.len() <= 6, "{:?}", posts.failed);
     for (_, failure) in &posts.failed {
         assert_eq!(failure, "502 upstream-reset");
@@ -107,7 +107,7 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
 /// A link closes 6 s after an unanswered ping; earlier releases took 20 to 30 s.
 const SILENT_MAX: Duration = Duration::from_secs(16);
 
-/// By latency, who has just failed would hardly be asked again.
+/// Latency-based balancing would rarely select an endpoint that has just failed.
 const HEEDLESS: &str = "---
 apiVersion: leno.dev/v1alpha1
 kind: LoadBalancing
@@ -115,7 +115,8 @@ metadata: {name: ratings, namespace: shop}
 spec: {targetRefs: [{name: ratings}], algorithm: LeastRequest}
 ";
 
-/// Kills what `victim` names of the first workload, under load, until that meets a request on its way.
+/// Kills the process that `victim` returns for the first workload, under load, until a kill hits a request in
+/// progress.
 fn endure(victim: impl Fn(&Shop) -> u32) {
     let shop = Shop::open();
     let (gets, posts) = shop.load();
@@ -134,10 +135,10 @@ fn endure(victim: impl Fn(&Shop) -> u32) {
     assert!(retries() >= 1.0, "requests were under way there");
 }
 
-/// Kills of one workload. Between two requests, a kill meets none.
+/// Limit of kills per workload: a kill between two requests has no effect.
 const KILLS_MAX: usize = 10;
 
-/// A service of two workloads that keep ledgers of what they execute.
+/// A service of two workloads that record the requests they execute.
 struct Shop {
     mesh: Mesh,
     door: SocketAddr,
@@ -169,7 +170,7 @@ impl Shop {
         (Load::start("GET", self.door, 3), Load::start("POST", self.door, 3))
     }
 
-    /// Waits until the first workload, having been away, serves again.
+    /// Waits until the first workload serves requests again after its failure.
     fn wait_for_the_first(&self, load: &Load) {
         let before = entries(&self.ledgers[0]).len();
         let serves = || (entries(&self.ledgers[0]).len() > before).then_some(());
@@ -177,7 +178,7 @@ impl Shop {
         load.wait_for(100);
     }
 
-    /// Each answered POST was executed once, each failed one at most once.
+    /// Asserts that each successful POST was executed once, and each failed one at most once.
     fn assert_executed_once(&self, posts: &Outcome) {
         let mut executed: BTreeMap<String, usize> = BTreeMap::new();
         for entry in self.ledgers.iter().flat_map(|ledger| entries(ledger)) {
@@ -199,8 +200,7 @@ fn entries(ledger: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// An application that takes each request and breaks its connection off, and the start lines of
-/// those requests.
+/// Returns an application that reads each request and closes its connection, and the request lines.
 fn breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     let port = listener.local_addr().expect("a bound socket has an address").port();
@@ -210,7 +210,7 @@ fn breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
         for tcp in listener.incoming().map_while(Result::ok) {
             let mut lines = BufReader::new(tcp).lines().map_while(Result::ok);
             let first = lines.next();
-            // To the end of the head: unread bytes would make a reset of the end.
+            // Reads the complete head: unread bytes would turn the close into a reset.
             lines.find(String::is_empty);
             noted.lock().expect("no thread panics with it").extend(first);
         }
@@ -245,8 +245,7 @@ metadata: {name: ratings, namespace: shop}
 spec: {selector: {app: ratings}, ports: [{name: http, port: 9080, targetPort: http}]}
 ";
 
-/// An application that writes down each request before it answers, after a while in which it can
-/// be killed.
+/// An application that records each request before its response, with a delay in which it can be killed.
 const LEDGER: &str = r#"
 import http.server, os, sys, time
 port, path = int(sys.argv[1]), sys.argv[2]

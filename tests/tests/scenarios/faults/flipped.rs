@@ -1,4 +1,4 @@
-//! Bytes between a sidecar and its control plane are flipped, or disappear.
+//! Flipped or lost bytes between a sidecar and its control plane.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
     for (way, methods) in [(Way::TO_SIDECAR, "[GET, HEAD]"), (Way::TO_CONTROL, "[GET, PUT]")] {
         let before = connects();
         relay.flip(way);
-        // Something has to be said before anything of it can be flipped.
+        // Traffic is required before any byte of it can be flipped.
         control.write("policy.yaml", &ALLOWED.replace("[GET]", methods));
         eventually("the sidecar has another stream", PATIENCE, || {
             (connects() > before).then_some(())
@@ -32,7 +32,7 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
     }
     load.wait_for(50);
     load.finish().assert_whole();
-    // What the other end says is heard again.
+    // Messages from the other side arrive again.
     control.remove("policy.yaml");
     turns(shop.door, 403);
 }
@@ -46,20 +46,20 @@ fn a_sidecar_whose_control_plane_says_nothing_any_more_serves_on() {
     let _ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
     let _web = Proxy::join(&control, "shop/web-1", &["--control", &through]);
     turns(shop.door, 200);
-    // Half open: both ends have a connection, and nothing gets through.
+    // Half-open: both ends have a connection, and no bytes get through.
     relay.tell(Way::MUTE);
     let load = Load::start("GET", shop.door, 2);
     load.wait_for(200);
     load.finish().assert_whole();
 }
 
-/// Stands between a sidecar and its control plane.
+/// A relay between a sidecar and its control plane.
 struct Relay {
     address: SocketAddr,
     mood: Arc<AtomicU8>,
 }
 
-/// What happens to the next bytes.
+/// The treatment of the next bytes.
 struct Way;
 
 impl Way {
@@ -91,7 +91,7 @@ impl Relay {
         Self { address, mood }
     }
 
-    /// Flips a bit of the next bytes this way.
+    /// Flips a bit of the next bytes in this direction.
     fn flip(&self, way: u8) {
         self.tell(way);
     }
@@ -112,6 +112,6 @@ fn carry(mut from: TcpStream, mut into: TcpStream, way: u8, mood: &AtomicU8) {
             break;
         }
     }
-    // Whoever is at the other end finds out.
+    // The other end notices the shutdown.
     drop(into.shutdown(Shutdown::Both));
 }

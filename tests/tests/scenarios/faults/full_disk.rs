@@ -1,4 +1,4 @@
-//! Disks that are full and files that are removed: what would be remembered is lost, what runs goes on.
+//! Full disks and removed files: state is not saved, and running programs continue.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use super::{ALLOWED, Counted, PATIENCE, shop, turns};
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
 fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
     let Some(disk) = SmallDisk::mount() else {
-        // Only root can have a disk of its own; modes do not stop a file system's owner.
+        // Mounting a separate disk requires root; file modes do not restrict root.
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
@@ -71,7 +71,7 @@ fn a_control_plane_whose_disk_is_full_tells_of_changes_and_renews() {
     control.write("policy.yaml", ALLOWED);
     turns(shop.door, 200);
 
-    // It comes back on what was written before, also while nothing more can be.
+    // It restarts from its saved state, even while it cannot write.
     control.kill();
     control.start_again();
     let before = renewed();
@@ -110,7 +110,7 @@ fn state_is_whole_again_when_the_disk_has_room() {
     disk.free();
     wait_for_status(&control, "no finding about state", |_, text| !text.contains("its state"));
 
-    // Both start again from their newest state: the control plane with its authority, the sidecar with the policy.
+    // Both restart from their latest state: the control plane with its authority, the sidecar with the policy.
     control.kill();
     ratings.kill();
     ratings.start_again();
@@ -153,7 +153,7 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
     eventually("all lines", PATIENCE, || (lines_of("before") == 20).then_some(()));
     disk.fill();
     let finding = "shop/ratings-1: its sidecar drops log";
-    // Pages of the file that exist have room for some lines.
+    // The last pages of existing files have space for some lines.
     wait_for_status(&control, finding, |_, text| {
         send("full");
         text.contains(finding)
@@ -169,7 +169,7 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
     let is_torn = |line: &&str| serde_json::from_str::<Value>(line).is_err();
     let torn: Vec<&str> = text.0.lines().filter(is_torn).collect();
     let notes = torn.iter().filter(|line| line.contains(" lines were dropped")).count();
-    // The line that the disk took a part of.
+    // The line that was written partially.
     assert!(notes == 1 && torn.len() <= 2, "{torn:?}");
 }
 
@@ -184,7 +184,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     let root = control.data().join("authority/ca.pem");
     let before = std::fs::read(&root).unwrap();
 
-    // A part of the authority is a finding: an operator may be replacing it.
+    // A partial authority is a finding: an operator may be replacing it.
     std::fs::remove_file(&root).unwrap();
     let finding = "the files of the authority cannot be used";
     wait_for_status(&control, finding, |is_healthy, text| !is_healthy && text.contains(finding));
@@ -197,7 +197,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     });
     wait_for_status(&control, "no finding", |is_healthy, _| is_healthy);
     assert_eq!(get(shop.door, "/").unwrap().status, 200);
-    // Tokens are made and used, and the next control plane is trusted by the members of this one.
+    // Tokens can be issued and used, and members of this control plane trust the next one.
     web.kill();
     std::fs::remove_dir_all(control.state("shop/web-1")).unwrap();
     let _web = Proxy::join(&control, "shop/web-1", &[]);
@@ -209,7 +209,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     turns(shop.door, 200);
 }
 
-/// Waits until `leno status` is as `is_so` wants it: with its exit code as success, and its text.
+/// Waits until `leno status` satisfies `is_so`, called with the success of its exit code and its output.
 fn wait_for_status(control: &ControlPlane, what: &str, is_so: impl Fn(bool, &str) -> bool) {
     eventually(what, PATIENCE, || {
         let output = control.leno(&["status"]);
@@ -218,7 +218,7 @@ fn wait_for_status(control: &ControlPlane, what: &str, is_so: impl Fn(bool, &str
     });
 }
 
-/// A file system of its own, in memory.
+/// A separate file system in memory.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -236,13 +236,13 @@ impl SmallDisk {
         self.0.path().to_owned()
     }
 
-    /// Writes until nothing more fits.
+    /// Writes until the disk is full.
     fn fill(&self) {
         let mut file = File::create(self.path().join("filler")).expect("a file");
         while file.write_all(&[0; 512]).is_ok() {}
     }
 
-    /// Removes what [`Self::fill`] wrote.
+    /// Removes the file written by [`Self::fill`].
     fn free(&self) {
         std::fs::remove_file(self.path().join("filler")).expect("it was filled");
     }
@@ -250,7 +250,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: whoever still has a file open there may keep it.
+        // A lazy unmount: processes may still have files open there.
         drop(Command::new("umount").arg("-l").arg(Path::new(self.0.path())).status());
     }
 }

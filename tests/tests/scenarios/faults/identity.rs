@@ -1,4 +1,4 @@
-//! Strangers at the sockets of sidecars: refused, and counted with a reason.
+//! Unauthorized clients at the sockets of sidecars: rejected, and counted with a reason.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ fn a_certificate_that_has_expired_is_refused() {
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let mut web = Proxy::join(&control, "shop/web-1", &[]);
     let inbound = ratings.page.inbound(shop.ratings.port());
-    // It renews no more, and its last certificate ends.
+    // It does not renew its certificate any more, and the last one expires.
     web.kill();
     eventually("its certificate is refused", PATIENCE, || {
         drop(curl(inbound, Some(&control.state("shop/web-1"))));
@@ -79,7 +79,7 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
     turns(loopback(door), 200);
     let served = details.requests();
 
-    // Another member of the mesh takes over the address, and nobody can tell the client.
+    // Another member of the mesh takes over the address while the control plane cannot update the client.
     control.kill();
     let inbound = of_ratings.page.inbound(ratings.port());
     of_ratings.kill();
@@ -96,17 +96,17 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
     assert_eq!(details.requests(), served, "nothing reached the wrong application");
 }
 
-/// Waits until one connection is counted as refused for a reason: the client may know first.
+/// Waits until one connection is counted as rejected for a reason: the client may notice first.
 fn counts(page: AdminPage, reason: &str) {
     let counted = || Some(page.refused(reason)).filter(|count| *count > 0.0);
     let what = format!("a connection is counted as {reason}");
     assert_eq!(eventually(&what, PATIENCE, counted).0, 1.0);
 }
 
-/// The status that curl gets with the certificate in a state directory; 000 for none.
+/// Returns the status of a curl request with the certificate in a state directory; 000 for none.
 fn curl(address: SocketAddr, state: Option<&Path>) -> String {
     let mut command = Command::new("curl");
-    // The certificate names a SPIFFE identity and no host, hence -k.
+    // The certificate contains a SPIFFE identity and no host name, hence -k.
     command.args(["-sk", "--http1.1", "-o", "/dev/null", "-w", "%{http_code}", "--max-time", "10"]);
     if let Some(state) = state {
         let credential = state.join("credential.pem");

@@ -1,4 +1,4 @@
-//! One of three instances fails: clients see it removed within two windows, and it comes back.
+//! Outlier detection: one of three instances fails, is ejected within two windows, and returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,10 +25,10 @@ spec:
   backOff: {base: 1s, max: 4s}
 ";
 
-/// An answer after which its connection is of no more use: the next request needs a new one.
+/// A response that closes its connection: the next request needs a new one.
 const WELL: &[u8] = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nwell";
 
-/// An instance that is sick while it is told to, and counts what it takes.
+/// An instance that is unhealthy on demand and counts its requests.
 struct Instance {
     application: Application,
     sick: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// Answers so while it is sick.
+    /// Starts an instance with this response while it is unhealthy.
     fn start(sickly: impl Fn() -> Answer + Send + Sync + 'static) -> Self {
         let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (told, counted) = (Arc::clone(&sick), Arc::clone(&taken));
@@ -50,7 +50,8 @@ impl Instance {
         Self { application, sick, taken }
     }
 
-    /// Is as sick as it says at `/healthz`, which is not counted, and answers everything else well.
+    /// Starts an instance that reports its health at `/healthz`, which is not counted, and serves all other
+    /// requests.
     fn start_checked() -> Self {
         let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (told, counted) = (Arc::clone(&sick), Arc::clone(&taken));
@@ -83,7 +84,7 @@ spec:
     )
 }
 
-/// In turn, so that each instance has the same share, however fast it is.
+/// Round robin, so that each instance has the same share regardless of its latency.
 const SERVICE: &str = "---
 apiVersion: v1
 kind: Service
@@ -98,7 +99,7 @@ spec:
   algorithm: RoundRobin
 ";
 
-/// Marks what comes in at the instances, for some of it.
+/// Marks a share of the requests received by the instances.
 const LANE: &str = "---
 apiVersion: leno.dev/v1alpha1
 kind: Lane
@@ -145,8 +146,8 @@ fn an_instance_that_breaks_off_is_removed_within_two_windows_and_returns() {
     is_removed_and_returns(|| Answer::HangUp, &policy);
 }
 
-/// One of three instances answers so while it is sick. Before it is removed no more fails than its
-/// share; afterwards only what tries it again; and two of the three always stay.
+/// Makes one of three instances fail with this response. Before its ejection at most its share of requests
+/// fails, afterwards only probes; and two of the three always stay.
 fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     let instances = [(); 3].map(|()| Instance::start(sickly));
     let door = free_port();
@@ -182,7 +183,7 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
         let took = noticed.elapsed();
         assert!(took < 2 * WINDOW + SLACK, "removed after {took:?}");
     }
-    // A third, and what the data threads of the sidecar do not share of a turn.
+    // A third, plus the deviation because the data threads do not share their round-robin position.
     assert!(failed * 3 <= asked + 15, "{failed} of {asked}");
 
     let out_since = Instant::now();
@@ -191,10 +192,10 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
         asked += 1;
         failed += usize::from(fails());
     }
-    // What fails now is a probe: one for each time that the removal ends.
+    // The only failures now are probes: one at the end of each ejection.
     assert!(failed <= 3 && failed * 10 <= asked, "{failed} of {asked}");
 
-    // Now two are sick: no more than one may go, because two must stay.
+    // Two are unhealthy now: only one may be ejected, because two must stay.
     instances[1].sick.store(true, Ordering::SeqCst);
     let both_since = Instant::now();
     while both_since.elapsed() < 2 * WINDOW {
@@ -227,7 +228,7 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
     let well = || Answer::Bytes(WELL.to_vec());
     let mut instances = vec![Instance::start(well), Instance::start(well), Instance::start(well)];
     let door = free_port();
-    // While connecting fails the endpoint is left alone for moments, too: there are few attempts.
+    // While connecting fails, the endpoint is also skipped for short times: there are few attempts.
     let policy = POLICY.replace("rate: {percent: 50, minimumRequests: 5}", "consecutive: 3");
     let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policy];
     for (index, instance) in instances.iter().enumerate() {
@@ -241,7 +242,7 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
         instances.iter().all(|instance| instance.taken() > 0).then_some(())
     });
     drop(instances.remove(0));
-    // A refused connection is tried elsewhere, so that no client hears of it.
+    // A refused connection is retried elsewhere, so clients see no failure.
     eventually("it is removed", PATIENCE, || {
         for _ in 0..50 {
             assert_eq!(get(door, "/").expect("the door answers").status, 200);
@@ -250,7 +251,7 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
     });
 }
 
-/// For a busy machine to look at what has happened.
+/// Additional time for a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
 #[test]

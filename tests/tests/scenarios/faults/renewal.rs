@@ -1,4 +1,4 @@
-//! Certificates that live for seconds are renewed while requests go on.
+//! Renewal of certificates that live for seconds, under load.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
     }
     load.finish().assert_whole();
 
-    // What the control plane lists is what the sidecars use.
+    // The control plane lists the certificates that the sidecars use.
     let web = sidecar(&mesh, "shop/web-1");
     let renewed = || web.metric("leno_certificate_renewals_total{result=\"ok\"}") >= 2.0;
     eventually("the sidecar counts them", PATIENCE, || renewed().then_some(()));
@@ -41,13 +41,13 @@ fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_told_to() {
     control.kill();
     ratings.program.wait_for_line("this sidecar exits because of --on-expiry fail", PATIENCE);
     assert!(!ratings.program.wait(PATIENCE).success());
-    // The other one goes on, says so, and counts.
+    // The other sidecar continues, logs the failure, and counts it.
     web.program.wait_for_line("peers refuse this sidecar", PATIENCE);
     assert!(web.page.metric("leno_certificate_renewals_total{result=\"failed\"}") >= 1.0);
     assert_ne!(leno_tests::get(shop.door, "/").unwrap().status, 200);
 }
 
-/// When the certificates end that the control plane knows of, in order of their workloads.
+/// Returns the expiry times of the certificates known to the control plane, ordered by workload.
 fn expiries(mesh: &Mesh) -> Vec<u64> {
     let certificates = mesh.ask("certificates");
     let certificates = certificates.as_array().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Several control planes: sidecars spread over them, move over, and lose nothing.
+//! Several control planes: sidecars are distributed, fail over, and lose no request.
 
 use std::path::Path;
 
@@ -11,12 +11,12 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
     let shop = shop("strict", Counted::echo());
     let mut controls = ControlPlane::replicas(3, &shop.manifests, &[]);
     controls[0].write("policy.yaml", ALLOWED);
-    // A token of one is good for all, and names all.
+    // A token of one control plane is valid for all, and contains all addresses.
     let _ratings = Proxy::join(&controls[1], "shop/ratings-1", &[]);
     let _web = Proxy::join(&controls[2], "shop/web-1", &[]);
     turns(shop.door, 200);
     for control in &controls {
-        // Each knows both, whoever has them.
+        // Each knows both sidecars, whichever it serves.
         agrees(control, 2);
     }
 
@@ -25,7 +25,7 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
         load.wait_for(50);
         controls[turn].kill();
         load.wait_for(50);
-        // What changes while it is gone reaches everybody over those that are left.
+        // Changes during its absence reach every sidecar through the remaining ones.
         let left = (turn + 1) % controls.len();
         load.finish().assert_whole();
         controls[left].remove("policy.yaml");
@@ -51,7 +51,7 @@ fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
     for control in &controls {
         assert!(text.contains(&format!("control: {}", control.address())), "{text}");
     }
-    // Its maker is gone; the other one takes it, once.
+    // The issuing control plane is gone; the other one accepts its token once.
     controls[0].kill();
     let state = controls[1].state("shop/ratings-1");
     let ratings = Proxy::launch("shop/ratings-1", &token, &state, &[]);
@@ -59,14 +59,14 @@ fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
     refused(&controls, &copy, &state.with_extension("second"));
 }
 
-/// A token that was used is refused.
+/// Checks that a used token is rejected.
 fn refused(controls: &[ControlPlane], token: &Path, state: &Path) {
     let second = Proxy::launch("shop/ratings-1", token, state, &[]);
     second.program.wait_for_line("was used already", PATIENCE);
     agrees(&controls[1], 1);
 }
 
-/// Waits until a control plane knows so many sidecars, its own and those of others.
+/// Waits until a control plane knows this number of sidecars, its own and those of others.
 fn agrees(control: &ControlPlane, registered: u64) {
     let what = format!("{} knows {registered} sidecars", control.address());
     eventually(&what, PATIENCE, || {

@@ -1,4 +1,4 @@
-//! An account or one workload is revoked: its members are out at once, on connections that are open too.
+//! Revocation of an account or a workload: its members are rejected immediately, on open connections as well.
 
 use leno_tests::{AdminPage, ControlPlane, Proxy, eventually};
 
@@ -35,7 +35,7 @@ fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
     again.program.wait_for_line("its Workload does not exist", PATIENCE);
     drop(again);
 
-    // It is a member again when nobody says otherwise.
+    // It is a member again once the revocation is removed.
     control.write("mesh.yaml", &shop.manifests);
     turns(shop.door, 200);
 }

@@ -1,4 +1,4 @@
-//! The root of a mesh is replaced while requests go on.
+//! Rotation of a mesh's root under load.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::{Counted, shop, turns};
 
 #[test]
 fn a_root_is_replaced_in_stages_under_load_without_a_failed_request() {
-    // Certificates of a minute: renewals for another authority spread over a twentieth of that.
+    // Certificates live for a minute: renewals for another authority spread over a twentieth of that.
     replaced("60s", |_| {});
 }
 
-/// `./test soak`.
+/// Run by `./test soak`.
 #[test]
 #[ignore = "takes a quarter of an hour; ./test soak runs it"]
 fn a_root_is_replaced_while_certificates_of_five_minutes_are_renewed_in_every_stage() {
@@ -29,7 +29,7 @@ fn a_root_is_replaced_while_certificates_of_five_minutes_are_renewed_in_every_st
     });
 }
 
-/// Replaces a root under load; `rest` is what is waited for in each stage.
+/// Rotates a root under load; `rest` waits in each stage.
 fn replaced(lifetime: &str, rest: impl Fn(&[Proxy])) {
     let shop = shop("permissive", Counted::echo());
     let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", lifetime]);
@@ -40,7 +40,7 @@ fn replaced(lifetime: &str, rest: impl Fn(&[Proxy])) {
     load.wait_for(10);
     let first = control.ask("status")["authority"].clone();
 
-    // Nobody is left behind: the next step waits until everybody has taken this one.
+    // No member is out of sync: the next step waits until all of them have applied this one.
     for (name, stage) in [
         ("add", "added"),
         ("switch", "switched"),
@@ -57,17 +57,17 @@ fn replaced(lifetime: &str, rest: impl Fn(&[Proxy])) {
     let [ratings, _] = &sidecars;
     assert!(renewals(ratings) >= 5.0, "{}", renewals(ratings));
 
-    // Whoever comes now is of the new root alone.
+    // New members have only the new root.
     let out = control.leno(&["root", "retire"]);
     assert!(!out.status.success(), "there is nothing to retire");
 }
 
-/// How often a sidecar's certificate was renewed.
+/// Returns the number of certificate renewals of a sidecar.
 fn renewals(sidecar: &Proxy) -> f64 {
     sidecar.page.metric("leno_certificate_renewals_total{result=\"ok\"}")
 }
 
-/// Takes a step and waits until every sidecar has caught up.
+/// Takes a step and waits until every sidecar is in sync.
 fn step(control: &ControlPlane, step: &str, stage: &str) {
     let before = control.ask("status")["authority"].clone();
     let out = control.leno(&["root", step]);

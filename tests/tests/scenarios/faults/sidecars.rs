@@ -1,4 +1,4 @@
-//! A sidecar dies: it comes back where it was, and nobody else notices.
+//! Sidecar crash: it restarts at the same addresses, and other sidecars are not affected.
 
 use std::net::TcpListener;
 
@@ -38,7 +38,7 @@ fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
     assert!(line.contains("shop/ratings-1") && line.contains("signal: 9"), "{line}");
 }
 
-/// Nothing but the door's address stands in its way: when that is free, the door opens.
+/// The listener opens as soon as its address is free.
 #[test]
 fn a_door_whose_address_is_taken_opens_when_it_is_free() {
     let ratings = Counted::echo();

@@ -1,5 +1,4 @@
-//! Two releases in one mesh: control planes and sidecars are replaced one after the other, forward
-//! and back.
+//! Two releases in one mesh: control planes and sidecars are replaced one after the other, forward and back.
 
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{ControlPlane, Load, Proxy, Release, eventually, free_port};
@@ -11,7 +10,7 @@ use super::{ALLOWED, Counted, PATIENCE, loopback, turns};
 fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     let (one, other, door) = (Counted::echo(), Counted::echo(), free_port());
     let ports = [one.port(), other.port()];
-    // Two of one service, so that one is there while the other is replaced.
+    // Two workloads of one service, so that one is available while the other is replaced.
     let second = server("ratings", other.port(), &[]).replacen("ratings-1", "ratings-2", 1);
     let (second, _) = second.rsplit_once("---").expect("a workload and a service");
     let doors = client("web", &[], &[("ratings.shop", door)]);
@@ -31,7 +30,7 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     for release in [Release::This, Release::Previous] {
         let load = Load::start("GET", door, 2);
         load.wait_for(20);
-        // Control planes first: what is new they say to nobody who does not know it.
+        // Control planes first: they send new fields only to sidecars that support them.
         control.become_release(release);
         knows(&web, &servers, ports);
         for turn in 0..servers.len() {
@@ -41,12 +40,12 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
         }
         load.finish().assert_whole();
         works(&control, &servers, door);
-        // Its own client is cut off by its end.
+        // Stopping it disconnects its own client.
         web.become_release(release);
         works(&control, &servers, door);
     }
 
-    // The other way round: sidecars first.
+    // The reverse order: sidecars first.
     let load = Load::start("GET", door, 2);
     for turn in 0..servers.len() {
         servers[turn].become_release(Release::This);
@@ -55,14 +54,13 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     }
     load.finish().assert_whole();
     works(&control, &servers, door);
-    // Who is new joins with a token of the older one.
+    // A sidecar of this release joins with a token of the previous one.
     drop(web);
     let _web = Proxy::join_of(Release::This, &control, "shop/web-1", &[]);
     works(&control, &servers, door);
 }
 
-/// Waits until the client's sidecar knows where both servers are: as whoever replaces one after the
-/// other does.
+/// Waits until the client's sidecar knows both servers, as an operator does before replacing the next one.
 fn knows(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
     eventually("the client knows where both are", PATIENCE, || {
         let world = web.page.world().to_string();
@@ -71,7 +69,7 @@ fn knows(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
     });
 }
 
-/// Changes arrive, and certificates are renewed.
+/// Checks that changes arrive and certificates are renewed.
 fn works(control: &ControlPlane, servers: &[Proxy], door: std::net::SocketAddr) {
     turns(door, 200);
     control.remove("policy.yaml");

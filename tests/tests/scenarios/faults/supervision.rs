@@ -1,4 +1,4 @@
-//! `leno up` itself dies: nothing of it stays behind, and the next one starts at once.
+//! Crash of `leno up` itself: no process is left over, and it can be restarted immediately.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A control plane in this process that is told of a gateway, its proxy, and what is behind it.
+//! A control plane in this process with a gateway, its proxy, and its backends.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -17,7 +17,7 @@ use leno_tests::{Answer, Application, Program, eventually, free_port, get, leno}
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 
-/// A gateway `edge` of bookinfo: `meshed` has a sidecar, `plain` has none, `idle` is nobody.
+/// A gateway `edge` of bookinfo: `meshed` has a sidecar, `plain` has none, `idle` has no endpoints.
 pub(super) struct Edge {
     updates: mpsc::Sender<Update>,
     control: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
@@ -28,12 +28,12 @@ pub(super) struct Edge {
 }
 
 impl Edge {
-    /// Starts all of it; the gateway has no ports yet.
+    /// Starts the control plane, the gateway and its backends; the gateway has no ports yet.
     pub(super) fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// The same with further arguments to the gateway.
+    /// As [`Self::start`], with further arguments to the gateway.
     pub(super) fn start_with(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let applications = [named("meshed"), named("plain")];
@@ -74,7 +74,7 @@ impl Edge {
         edge
     }
 
-    /// An application without a sidecar, and a service in front of it.
+    /// Adds an unmeshed application and its service.
     pub(super) fn plain_at(&self, name: &str, port: u16) {
         let mut told = objects(&format!("{}---\n{}", at(name, port), service(name)));
         for object in &mut told {
@@ -85,7 +85,7 @@ impl Edge {
         self.tell(told);
     }
 
-    /// Makes these the ports of the gateway.
+    /// Sets the ports of the gateway.
     pub(super) fn serve(&self, ports: Vec<(u16, Serves)>) {
         let mut ports: Vec<GatewayPort> =
             ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect();
@@ -100,35 +100,36 @@ impl Edge {
         self.updates.blocking_send(update).expect("the control plane is there");
     }
 
-    /// Waits until the gateway says that it serves.
+    /// Waits until the gateway is ready.
     pub(super) fn is_ready(&self) {
         eventually("the gateway is ready", Duration::from_secs(30), || {
             get(self.health, "/readyz").ok().filter(|answer| answer.status == 200)
         });
     }
 
-    /// The status and the text of its health page.
+    /// Returns the status and body of its readiness endpoint.
     pub(super) fn readiness(&self) -> (u16, String) {
         let answer = get(self.health, "/readyz").expect("an answer");
         (answer.status, String::from_utf8_lossy(&answer.body).into_owned())
     }
 
-    /// The program of the gateway.
+    /// Returns the program of the gateway.
     pub(super) fn gateway(&mut self) -> &mut Program {
         &mut self.programs[1]
     }
 
-    /// The process of the gateway.
+    /// Returns the process id of the gateway.
     pub(super) fn pid(&self) -> u32 {
         self.programs[1].pid()
     }
 
-    /// Where strangers reach a port.
+    /// Returns the external address of a port.
     pub(super) fn at(&self, port: u16) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, port))
     }
 
-    /// The status and the version of HTTP that curl tells of `/plain`, trusting this certificate alone.
+    /// Returns the status and HTTP version reported by curl for `/plain`, with this certificate as the only
+    /// trust root.
     pub(super) fn curl(
         &self,
         host: &str,
@@ -159,12 +160,12 @@ impl Drop for Edge {
     }
 }
 
-/// Answers with its name and the head that it read.
+/// Returns an application that responds with its name and the request head.
 fn named(name: &'static str) -> Application {
     Application::start(move |request| Answer::ok(format!("{name} {}\r\n", request.head)))
 }
 
-/// A proxy of a workload, that joins with this bundle.
+/// Starts the proxy of a workload that joins with this bundle.
 fn member(
     directory: &TempDir,
     (command, name): (&str, &str),
@@ -231,7 +232,7 @@ pub(super) fn listener(
     }
 }
 
-/// The same with a certificate.
+/// Adds a certificate to a listener.
 pub(super) fn secure(listener: GatewayListener, it: &GatewayCertificate) -> GatewayListener {
     GatewayListener { certificates: vec![it.clone()], ..listener }
 }

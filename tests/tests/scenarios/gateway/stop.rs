@@ -1,4 +1,4 @@
-//! A gateway that stops under load: each request on an established connection gets its response.
+//! Gateway shutdown under load: each request on an established connection gets its response.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use super::edge::Edge;
 use super::{PATIENCE, ask, http};
 
-/// Requests of clients that keep their connection, and of clients that open one for each request.
+/// Requests of clients with persistent connections, and of clients with one connection per request.
 #[derive(Default)]
 struct Load {
     stops: AtomicBool,
@@ -21,8 +21,8 @@ struct Load {
 }
 
 impl Load {
-    /// Sends requests until the gateway takes no connection any more. A connection that was not established
-    /// is no lost request.
+    /// Sends requests until the gateway accepts no more connections. A connection that was not established is
+    /// not a lost request.
     fn run(&self, at: SocketAddr, keeps: bool) {
         let mut kept: Option<Connection> = None;
         while !self.stops.load(Ordering::SeqCst) {
@@ -42,7 +42,7 @@ impl Load {
     }
 }
 
-/// One request; `None` when it is lost, otherwise true when the response ends the connection.
+/// Sends one request; `None` if it is lost, otherwise true if the response ends the connection.
 fn exchange(connection: &mut Connection, keeps: bool) -> Option<bool> {
     let close = if keeps { "" } else { "connection: close\r\n" };
     let request = format!("GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n{close}\r\n");
@@ -63,7 +63,8 @@ fn served(arguments: &[&str]) -> (Edge, SocketAddr) {
     (edge, at)
 }
 
-/// Note of the cluster scenario `a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request`.
+/// The local counterpart of the cluster scenario
+/// `a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request`.
 #[test]
 fn a_gateway_that_stops_under_load_loses_no_request() {
     for linger in ["0s", "2s"] {
@@ -86,7 +87,8 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
     }
 }
 
-/// Connections in the queue of the kernel, and requests on idle connections, that come while the process does not run.
+/// Connections in the kernel's accept queue, and requests on idle connections, that arrive while the process is
+/// paused.
 #[test]
 fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends() {
     let (mut edge, at) = served(&["--drain-timeout", "120s"]);
@@ -123,6 +125,6 @@ fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
     assert!(reason.contains("is being stopped"), "{reason}");
     assert_eq!(exchange(&mut idle, true), Some(true));
     assert_eq!(exchange(&mut Connection::open(at).unwrap(), true), Some(true));
-    // The second signal ends the time of --linger.
+    // The second signal skips the delay of --linger.
     assert!(edge.gateway().stop(2 * PATIENCE).success());
 }

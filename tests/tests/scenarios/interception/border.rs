@@ -1,4 +1,4 @@
-//! Who comes in from outside the mesh, and who goes out, where policies of OSM and FSM say so.
+//! Ingress and egress by policies of OSM and FSM.
 
 use super::{CLIENT, Pods, SERVER, STRANGER};
 use leno_tests::is_root;
@@ -9,7 +9,7 @@ metadata: {name: mesh}
 spec: {trafficMode: strict, egress: deny}
 ";
 
-/// Who may come to the server's port, from which addresses.
+/// Returns a policy that opens the server's port to a range of addresses.
 fn open(group: &str, kind: &str, range: &str) -> String {
     format!(
         "apiVersion: {group}/v1alpha1\nkind: {kind}\nmetadata: {{name: web, namespace: shop}}\n\
@@ -35,7 +35,7 @@ fn strangers_come_in_where_a_policy_opens_the_port() {
     ] {
         pods.control.write("open.yaml", &open(group, kind, &named));
         pods.reaches((STRANGER, SERVER, 8080), "200");
-        // Nobody else, although as much a stranger.
+        // No other client is accepted, although equally external.
         assert_eq!(pods.ask(CLIENT, SERVER, 8080), "reset", "{group} {kind}");
         pods.control.write("open.yaml", &open(group, kind, &other));
         pods.reaches((CLIENT, SERVER, 8080), "200");
@@ -45,7 +45,7 @@ fn strangers_come_in_where_a_policy_opens_the_port() {
     pods.reaches((CLIENT, SERVER, 8080), "reset");
 }
 
-/// What the client reaches outside.
+/// Returns the egress policy of the client.
 fn out(rest: &str) -> String {
     format!(
         "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
@@ -71,7 +71,7 @@ fn an_account_goes_out_where_a_policy_says_so() {
     pods.control.write("out.yaml", &out(&by_address.replace("THERE", &there)));
     pods.reaches((CLIENT, STRANGER, 8080), "200");
     assert_eq!(pods.ask(CLIENT, STRANGER, 8081), "reset");
-    // Here the host of requests decides, which is the address: they are answered.
+    // Here the request's host decides, which is the address: the requests succeed.
     let by_host = "hosts: [THERE], ports: [{number: 8081, protocol: http}]";
     pods.control.write("out.yaml", &out(&by_host.replace("THERE", &there)));
     pods.reaches((CLIENT, STRANGER, 8081), "200");

@@ -1,4 +1,4 @@
-//! Look-ups of names that are led to a sidecar: answered there, or passed on.
+//! DNS queries redirected to a sidecar: resolved there, or forwarded.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use leno_tests::{Program, eventually, is_root};
 
 use super::{CLIENT, Pods, SERVER, STRANGER};
 
-/// A name server that has the same address for every name, over UDP and TCP.
+/// A DNS server with one address for every name, over UDP and TCP.
 const NAME_SERVER: &str = "
 import socket, sys, threading
 def answer(query):
@@ -28,10 +28,10 @@ while True:
     query, who = udp.recvfrom(4096)
     udp.sendto(answer(query), who)
 ";
-/// What it says: 203.0.113.77.
+/// Its response: 203.0.113.77.
 const FOREIGN: &str = "203.0.113.77";
 
-/// The files of a namespace that `ip netns exec` puts in place of the machine's, gone when dropped.
+/// The files that `ip netns exec` mounts over the machine's in a namespace, deleted when dropped.
 struct Files(PathBuf);
 
 impl Files {
@@ -50,7 +50,7 @@ impl Drop for Files {
 }
 
 impl Pods {
-    /// The first address of a name, as the C library finds it.
+    /// Returns the first address of a name, as resolved by the C library.
     fn look_up(&self, name: &str) -> String {
         let output = self.at(CLIENT).command("getent").args(["ahostsv4", name]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -74,7 +74,7 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
     pods.running.push(Program::start("name server", &mut command));
     pods.serve(SERVER, 8080);
     pods.mesh(SERVER, "server");
-    // Before there is a sidecar, as it was; and where nobody asked for it, also with one.
+    // Without a sidecar, and with a sidecar that does not intercept DNS, queries reach the DNS server.
     eventually("the name server answers", Duration::from_secs(10), || {
         (pods.look_up("server") == FOREIGN).then_some(())
     });
@@ -90,7 +90,7 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
     std::fs::write(files.0.join("resolv.conf"), over_tcp).unwrap();
     assert_eq!(pods.look_up("server"), there);
     assert_eq!(pods.look_up("example.com."), FOREIGN);
-    // The connection that follows is of the mesh: nobody else is let in there.
+    // The connection that follows uses the mesh: other clients are rejected there.
     let url = "http://server:8080/";
     eventually("it is reached by its name", Duration::from_secs(30), || {
         (pods.curl(CLIENT, &[url]) == "200").then_some(())

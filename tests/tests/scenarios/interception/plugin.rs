@@ -1,4 +1,4 @@
-//! The plugin as a container runtime calls it, with an agent that answers as it is told.
+//! The CNI plugin as called by a container runtime, with a fake agent.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Namespace;
 
-/// Calls it for the pod `shop/cart-1`.
+/// Calls the plugin for the Pod `shop/cart-1`.
 fn call(command: &str, socket: &Path, netns: &str, pass: &[&str]) -> Output {
     let configuration = json!({
         "cniVersion": "1.0.0",
@@ -40,7 +40,7 @@ fn said(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-/// Calls it while an agent gives this answer, and tells what it was asked.
+/// Calls the plugin with an agent that sends this response; returns the output and the agent's request.
 fn call_with(answer: &str, namespace: &Namespace) -> (Output, Value) {
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("cni.sock");
@@ -67,11 +67,11 @@ fn a_pod_gets_the_rules_that_its_agent_tells() {
     let (output, asked) = call_with(r#"{"intercept":["--exclude-outbound-ports=25"]}"#, &namespace);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(asked, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
-    // What the plugin before it made is handed on.
+    // The result of the previous plugin is passed through.
     assert_eq!(said(&output)["ips"][0]["address"], "192.0.2.7/24");
     let rules = namespace.rules();
     assert!(rules.contains("tcp dport 25 return") && rules.contains(":15001"), "{rules}");
-    // The namespace that we are in ourselves is untouched.
+    // Our own network namespace is unchanged.
     let ours = std::process::Command::new("nft").args(["list", "table", "inet", "leno"]).output();
     assert!(!ours.unwrap().status.success());
 }
@@ -84,7 +84,7 @@ fn who_is_not_to_be_led_is_left_alone() {
     let namespace = Namespace::new("left");
     let (output, _) = call_with(r#""leave""#, &namespace);
     assert!(output.status.success(), "{output:?}");
-    // Nobody needs to answer for a namespace that passes.
+    // No agent is needed for an excluded namespace.
     let output = call("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &["shop"]);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(said(&output)["ips"][0]["address"], "192.0.2.7/24");

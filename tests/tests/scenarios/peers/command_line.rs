@@ -1,4 +1,4 @@
-//! What the command line says about a running mesh is what the mesh does.
+//! Consistency of the command line's output with the behavior of a running mesh.
 
 use std::net::SocketAddr;
 
@@ -42,8 +42,8 @@ fn shop() -> Shop {
 }
 
 impl Shop {
-    /// What `leno explain` predicts: its exit code and the status, 200 when it is the
-    /// application's own.
+    /// Returns the prediction of `leno explain`: its exit code and the status, 200 for the application's own
+    /// response.
     fn predicted(&self, from: &str, method: &str, url: &str) -> (i32, u64) {
         let output = leno()
             .args(["explain", "request", "-o", "json", "--from", from, "-X", method, "--url", url])
@@ -57,7 +57,7 @@ impl Shop {
     }
 }
 
-/// What a workload's HTTP proxy door answers.
+/// Returns the status of a workload's HTTP proxy listener.
 fn answered(proxy: SocketAddr, method: &str, url: &str) -> u64 {
     let host = url.split('/').nth(2).unwrap();
     let mut connection = Connection::open(proxy).unwrap();

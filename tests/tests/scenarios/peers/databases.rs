@@ -1,4 +1,4 @@
-//! Databases and a server of mail, with clients of their own, through ports of which nothing is said.
+//! Databases and a mail server with their own clients, on ports without a declared protocol.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use leno_tests::{
 
 use super::{MODES, bounded};
 
-/// A database behind one sidecar, a door to it at another.
+/// A database behind one sidecar, with an outbound listener at another.
 struct Pair {
     mesh: Mesh,
     door: String,
@@ -41,7 +41,7 @@ impl Pair {
         command
     }
 
-    /// Runs a client to its end, and returns what it printed.
+    /// Runs a client to completion and returns its output.
     fn run(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.client(program, arguments).output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr);
@@ -49,13 +49,13 @@ impl Pair {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Whether a client is answered.
+    /// True if a client succeeds.
     fn answers(&self, program: &str, arguments: &[&str]) -> bool {
         self.client(program, arguments).output().unwrap().status.success()
     }
 
-    /// What `work` does is done with the door open, by a policy if need be; without it the door is
-    /// closed. `ask` is a client that ends well when it is answered.
+    /// Runs `work` while the database is reachable, by a policy in strict mode; without it, the connection is
+    /// rejected. `ask` is a client that succeeds if it gets a response.
     fn while_served(&self, mode: &str, (program, ask): (&str, &[&str]), work: impl FnOnce()) {
         if mode == "strict" {
             self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
@@ -80,7 +80,7 @@ fn redis_and_its_benchmark() {
         let pair = pair(mode, port, &[&["redis-server"][..], &own].concat());
         pair.while_served(mode, ("redis-cli", &["PING"]), || {
             let told = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
-            // It writes over what it wrote before on the same line.
+            // Progress output overwrites the same line.
             let last = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
             let rates: Vec<_> = told.lines().map(last).filter(|l| l.contains("second")).collect();
             eprintln!("{mode}: {rates:#?}");
@@ -162,7 +162,7 @@ fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without(
     }
 }
 
-/// Lets pgbench fill its tables and use them; `tls` is PostgreSQL's word for what is wanted.
+/// Runs pgbench, including its initialization; `tls` is PostgreSQL's `sslmode`.
 fn transactions(pair: &Pair, tls: &str) {
     let database = format!("dbname=postgres user=tester sslmode={tls}");
     let question = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
@@ -176,7 +176,7 @@ fn transactions(pair: &Pair, tls: &str) {
     assert!(told.contains("failed transactions: 0 "), "{told}");
 }
 
-/// Nothing of all that was taken for HTTP.
+/// Asserts that no connection was classified as HTTP.
 fn assert_opaque(pair: &Pair) {
     let user = pair.mesh.sidecar("shop/user-1");
     let page = get_page(user.admin, "/metrics").unwrap();

@@ -1,4 +1,4 @@
-//! The demo, as a visitor runs it.
+//! The demo, as run by a new user.
 
 use leno_tests::leno;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Envoy behind a sidecar, before a door, and as a member of the mesh without a sidecar, at either end.
+//! Envoy behind a sidecar, in front of a listener, and as a mesh member without a sidecar, at either end.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use leno_tests::{
 use super::grpc::{CASES, WHOLE_SERVICE, call};
 use super::{MODES, curl, loopback};
 
-/// Two services, `web` which speaks HTTP/1.1 and `grpc`, with doors of `user`, whom policies let in,
-/// and of `other`, whom they do not.
+/// Two services, `web` with HTTP/1.1 and `grpc`, with outbound listeners of `user`, which policies allow, and
+/// of `other`, which they do not.
 struct Shop {
     echo: Application,
-    /// Where grpc-go's interop server listens, and the arguments that start it.
+    /// The port of grpc-go's interop server, and its command line.
     interop: (u16, [String; 3]),
     doors: [u16; 3],
 }
@@ -30,13 +30,13 @@ impl Shop {
         Self { echo: Application::echo(), interop, doors }
     }
 
-    /// The services listen at these ports; `web` is run by `command`.
+    /// Returns the manifests with these service ports; `command` runs `web`.
     fn manifests(&self, mode: &str, ports: [u16; 2], command: &[String]) -> String {
         let [web, grpc, others] = self.doors;
         let run: Vec<&str> = command.iter().map(String::as_str).collect();
         let interop = self.interop.1.each_ref().map(String::as_str);
-        // A sidecar forwards to no process but that of its own workload's command: where Envoy has the port, the server
-        // behind it is a workload of its own.
+        // A sidecar forwards only to processes of its own workload's command: if Envoy has the port, the server
+        // behind it is a separate workload.
         let grpc_server = match ports[1] == self.interop.0 {
             true => server_of("grpc", (ports[1], "GRPC"), &interop),
             false => {
@@ -57,15 +57,15 @@ impl Shop {
     }
 }
 
-/// Waits until both services answer at these ports.
+/// Waits until both services respond on these ports.
 fn wait_for(web: u16, grpc: u16) {
     let answer = || get(loopback(web), "/open/").ok().filter(|response| response.status == 200);
     eventually("the web service answers", PATIENCE, answer);
     eventually("a call ends well", PATIENCE, || call(grpc, "empty_unary").ok());
 }
 
-/// All that the services do is done at these ports, through an Envoy; `closed` is the status for a path
-/// that policies do not speak of.
+/// Checks all functions of the services on these ports, through an Envoy; `closed` is the status of a path
+/// without a policy.
 fn serves((web, grpc): (u16, u16), closed: u16, cases: &[&str]) {
     wait_for(web, grpc);
     let url = |path: &str| format!("http://127.0.0.1:{web}{path}");
@@ -131,7 +131,7 @@ fn as_a_member_it_calls_sidecars_over_http2() {
         let mesh = Mesh::up(&shop.manifests(mode, ports, &[]));
         let [web, grpc, others] = shop.doors;
         wait_for(web, grpc);
-        // Its own sidecars have their certificates by then.
+        // Its own sidecars have their certificates by now.
         refuses(others, denied(mode));
         let inbound = |name: &str| mesh.sidecar(&format!("shop/{name}-1")).inbound.unwrap().port();
         let [at_web, at_grpc, at_others] = std::array::from_fn(|_| free_port());
@@ -165,7 +165,7 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         wait_for(web, grpc);
         refuses(others, denied(mode));
 
-        // It takes the places of both sidecars, and nobody can tell the clients.
+        // It takes over the addresses of both sidecars while the control plane cannot update the clients.
         control.kill();
         let inbound = [0, 1].map(|at: usize| servers[at].page.inbound(ports[at]).port());
         servers.iter_mut().for_each(Proxy::kill);
@@ -175,35 +175,35 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
             Passage::http2(inbound[1], ports[1]).from_member(&state("grpc"), &identity("user")),
         ]);
         let _running = envoy.start();
-        // Which paths its clients may ask for is its own affair.
+        // It decides itself which paths its clients may request.
         serves((web, grpc), 200, CASES);
-        // In permissive mode it refuses them itself, by the identity that their sidecar shows.
+        // In permissive mode it rejects them itself, by the identity in their sidecar's certificate.
         let refused = refuses(others, 403);
         let reason = if mode == "strict" { Some("denied-outbound") } else { None };
         assert_eq!(refused.reason(), reason, "{refused:?}");
     }
 }
 
-/// Waits until those who are not let in get this status.
+/// Waits until unauthorized clients get this status.
 fn refuses(door: u16, status: u16) -> Response {
     let look = || get(loopback(door), "/open/").ok().filter(|response| response.status == status);
     eventually(&format!("strangers get {status}"), PATIENCE, look).0
 }
 
-/// The status for a client whom no policy lets in.
+/// Returns the status for a client without a policy.
 fn denied(mode: &str) -> u16 {
     if mode == "strict" { 403 } else { 200 }
 }
 
-/// The status for a path that no policy opens to anybody.
+/// Returns the status for a path without a policy.
 fn closed(mode: &str) -> u16 {
     if mode == "strict" { 404 } else { 200 }
 }
 
-/// That of an account in the mesh of these tests.
+/// Returns the identity of an account in the mesh of these tests.
 fn identity(account: &str) -> String {
     format!("spiffe://cluster.local/ns/shop/sa/{account}")
 }
 
-/// Envoy and the server of gRPC start in a second or two.
+/// Envoy and the gRPC server start in a second or two.
 const PATIENCE: Duration = Duration::from_secs(20);

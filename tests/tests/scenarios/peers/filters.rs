@@ -1,4 +1,4 @@
-//! Filters that concern others than client and service: copies, and pages of other origins.
+//! Filters with effects beyond client and service: mirrors and CORS.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{Answer, Application, Mesh, eventually, exchange, free_port, get};
 
-/// What arrived at an application: target, host and length of the body.
+/// The requests received by an application: target, host and length of the body.
 type Heard = Arc<Mutex<Vec<(String, String, usize)>>>;
 
-/// An application that notes what it hears.
+/// Returns an application that records its requests.
 fn noting(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Application, Heard) {
     let heard = Heard::default();
     let notes = heard.clone();
@@ -67,7 +67,7 @@ fn post(path: &str, bytes: usize) -> String {
 #[test]
 fn a_copy_arrives_and_nobody_waits_for_it() {
     let (stock, heard) = noting(|| Answer::ok("stock"));
-    // Silent: who waited for the copy's answer would wait for long.
+    // Silent: waiting for the mirror's response would delay the client noticeably.
     let (test, copied) = noting(|| Answer::Silence);
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}}}";
     let shop = shop(stock, test, mirror);
@@ -84,7 +84,7 @@ fn a_copy_arrives_and_nobody_waits_for_it() {
     });
     let heard = heard.lock().expect("nobody panicked").clone();
     assert_eq!(heard.len(), 3);
-    // The copies are the requests, host and all; what is too large is not copied.
+    // The copies equal the requests, including the host; large bodies are not copied.
     copied.sort();
     assert_eq!(copied, [heard[0].clone(), heard[1].clone()]);
     let page = shop.mesh.sidecar("shop/web-1");
@@ -164,7 +164,7 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
     assert_eq!(answer.head.matches("access-control-allow-origin").count(), 1);
     let answer = ask("GET", "https://evil.example", "");
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
-    // No cache gives it to a page that may.
+    // Caches must not serve it to pages of an allowed origin.
     assert_eq!(answer.header("vary"), Some("origin"));
     assert_eq!(get(shop.door, "/").expect("the door answers").header("vary"), Some("origin"));
     assert_eq!(heard.lock().expect("nobody panicked").len(), 3);

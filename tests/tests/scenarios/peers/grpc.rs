@@ -8,7 +8,7 @@ use leno_tests::{Mesh, Program, eventually, free_port, go_program};
 
 mod java;
 
-/// grpc/doc/interop-test-descriptions.md, without those about credentials of Google's clouds.
+/// The cases of grpc/doc/interop-test-descriptions.md, except those with credentials of Google Cloud.
 pub(super) const CASES: &[&str] = &[
     "empty_unary",
     "large_unary",
@@ -28,7 +28,7 @@ pub(super) const CASES: &[&str] = &[
     "channel_soak",
 ];
 
-/// grpc-go's interop server behind one sidecar, a door to it at another.
+/// grpc-go's interop server behind one sidecar, with an outbound listener at another.
 struct Pair {
     mesh: Mesh,
     door: u16,
@@ -47,12 +47,12 @@ fn pair(mode: &str, protocol: &str) -> Pair {
 }
 
 impl Pair {
-    /// Runs one case through the door.
+    /// Runs one case through the outbound listener.
     fn call(&self, case: &str) -> Result<(), String> {
         call(self.door, case)
     }
 
-    /// Runs one case through the HTTP proxy door, which the client finds in its environment.
+    /// Runs one case through the HTTP proxy listener, configured by the client's environment.
     fn call_by_name(&self, case: &str) -> Result<(), String> {
         let proxy = format!("http://{}", self.mesh.sidecar("shop/user-1").proxy);
         let mut command = Command::new(go_program("client"));
@@ -60,12 +60,12 @@ impl Pair {
         run(&mut command, case)
     }
 
-    /// Waits until a case ends well.
+    /// Waits until a case succeeds.
     fn works(&self, case: &str) {
         eventually(&format!("{case} ends well"), PATIENCE, || self.call(case).ok());
     }
 
-    /// Waits until a case fails with what the client calls `status`.
+    /// Waits until a case fails with this gRPC status, and returns the client's output.
     fn fails(&self, case: &str, status: &str) -> String {
         let what = format!("{case} fails with {status}");
         let status = format!("code = {status} ");
@@ -84,7 +84,7 @@ impl Pair {
     }
 }
 
-/// Runs one case with the server behind a port of loopback; what the client says when it fails.
+/// Runs one case with the server behind a loopback port; the error is the client's output.
 pub(super) fn call(port: u16, case: &str) -> Result<(), String> {
     let port = port.to_string();
     run(Command::new(go_program("client")).args(address("127.0.0.1", &port)), case)
@@ -94,7 +94,7 @@ fn address<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
     ["--server_host", host, "--server_port", port]
 }
 
-/// Runs the interop client; what it says when it fails.
+/// Runs the interop client; the error is its output.
 fn run(command: &mut Command, case: &str) -> Result<(), String> {
     let mut client = Program::start("grpc-go's client", command.args(["--test_case", case]));
     match client.wait(PATIENCE).success() {
@@ -122,9 +122,10 @@ fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
 #[test]
 fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
     let pair = pair("strict", "GRPC");
-    // No policy names the client: its own sidecar rejects the call, in its protocol.
+    // No policy names the client: its own sidecar rejects the call, in the client's protocol.
     pair.fails("empty_unary", "PermissionDenied");
-    // A policy names it, and no policy allows this method. The server's sidecar rejects the call, in the same form.
+    // A policy names it, but no policy allows this method. The server's sidecar rejects the call in the same
+    // form.
     let one = allowed_http("user", "grpc", "/grpc.testing.TestService/EmptyCall");
     pair.mesh.write("policy.yaml", &one);
     pair.works("empty_unary");
@@ -176,7 +177,7 @@ spec: {{targetRefs: [{{name: grpc}}], rules: [{{abort: {abort}}}]}}
     };
     pair.mesh.write("fault.yaml", &fault("{grpcStatus: ABORTED}"));
     pair.fails("empty_unary", "Aborted");
-    // What stands for a status of HTTP.
+    // The gRPC status for an HTTP status.
     pair.mesh.write("fault.yaml", &fault("{status: 403}"));
     pair.fails("empty_unary", "PermissionDenied");
     pair.mesh.remove("fault.yaml");
@@ -198,7 +199,7 @@ fn a_port_of_which_nothing_is_said_carries_grpc_too() {
     pair("permissive", "").every_case_passes();
 }
 
-/// The paths of all that the cases call, but for the service that nobody implements.
+/// The paths of all calls in the cases, except the unimplemented service.
 pub(super) const WHOLE_SERVICE: &str = "/grpc.testing.TestService/.*";
-/// Each case takes milliseconds; connecting again to a server that starts takes a second.
+/// Each case takes milliseconds; reconnecting to a starting server takes a second.
 const PATIENCE: Duration = Duration::from_secs(20);

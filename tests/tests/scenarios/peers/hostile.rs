@@ -1,4 +1,5 @@
-//! Clients that lie, dribble, shout and leave: refused in bounds, and nobody else is harmed.
+//! Hostile clients: malformed, slow, oversized and aborted requests are rejected within bounds and do not
+//! affect others.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ struct Target {
     user: Sidecar,
     web: Sidecar,
     door: SocketAddr,
-    /// How many whole requests the application has seen.
+    /// The number of complete requests received by the application.
     seen: Arc<AtomicUsize>,
     _application: Application,
     _mesh: Mesh,
@@ -46,10 +47,10 @@ impl Target {
         assert_eq!(Connection::open(self.door).unwrap().get("/").unwrap().status, 200);
     }
 
-    /// Sends bytes to the door and returns the first response.
+    /// Sends bytes to the listener and returns the first response.
     fn send(&self, bytes: impl AsRef<[u8]>) -> std::io::Result<Response> {
         let mut connection = Connection::open(self.door)?;
-        // The answer may be there, and the door closed, before all of them are sent.
+        // The response may arrive, and the connection close, before all bytes are sent.
         drop(connection.send(bytes));
         connection.receive()
     }
@@ -113,7 +114,7 @@ fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
     target.still_serves();
     let whole = target.seen.load(Ordering::Relaxed) - before;
     assert_eq!(whole, 1, "the application saw no request but the last");
-    // What is longer than declared is the next request, and this one is none.
+    // Bytes beyond the declared length are the next request, which is invalid here.
     let mut connection = Connection::open(target.door).unwrap();
     connection.send(post(5) + "five!and more\r\n\r\n").unwrap();
     assert_eq!(connection.receive().unwrap().body, b"five!");
@@ -133,15 +134,15 @@ fn a_head_that_dribbles_in_has_its_time_and_no_more() {
         (0..20).map(|_| Connection::open(target.door).unwrap()).collect();
     let mut greeting = Connection::open(target.web.inbound.unwrap()).unwrap();
     let began = Instant::now();
-    // The beginning of a TLS record, and of a ClientHello in it, of which no more will come.
+    // The beginning of a TLS record with an incomplete ClientHello.
     greeting.send([22, 3, 1, 1, 0, 1, 0, 0, 252]).unwrap();
     for connection in &mut slow {
         connection.send("GET / HTTP/1.1\r\nx: ").unwrap();
     }
-    // A byte each, again and again, and a look whether the answer is there.
+    // Sends single bytes repeatedly, and checks for the response.
     while !slow[0].stirs(Duration::from_millis(200)).unwrap() {
         for connection in &mut slow {
-            // It may have been closed since the look.
+            // It may have been closed since the check.
             drop(connection.send("a"));
         }
         assert!(began.elapsed() < Duration::from_secs(15), "a head may dribble for ever");
@@ -163,7 +164,7 @@ fn noise_and_haste_leave_no_trace() {
     let inbound = target.web.inbound.unwrap();
     let garbage = "\u{16}\u{3}\u{1}\u{7f}\u{7f} no hello of any kind\r\n\r\n";
     assert_eq!(Connection::open(proxy).unwrap().get("/").unwrap().status, 404, "host: test");
-    // Warm: whatever is made once is there.
+    // A warm-up: one-time allocations are made before the measurement.
     haste(&target, 200);
     let before = (target.user.private_kib(), target.web.private_kib());
     haste(&target, 2000);
@@ -171,7 +172,7 @@ fn noise_and_haste_leave_no_trace() {
         for address in [target.door, proxy, inbound] {
             let mut connection = Connection::open(address).unwrap();
             connection.send(garbage).unwrap();
-            // Refused, reset or closed: but ended, and never served.
+            // Rejected, reset or closed: but ended, and never served.
             drop(connection.finish());
             let said = connection.rest().unwrap_or_default();
             assert!(!String::from_utf8_lossy(&said).contains(" 200 "), "{address}");
@@ -184,7 +185,7 @@ fn noise_and_haste_leave_no_trace() {
     assert!(after.0 < before.0 + 1024 && after.1 < before.1 + 1024, "{before:?} → {after:?}");
 }
 
-/// Connections that are closed as soon as they are open, some of them in the middle of a word.
+/// Opens connections and closes them immediately, some in the middle of a request.
 fn haste(target: &Target, times: usize) {
     let inbound = target.web.inbound.unwrap();
     for turn in 0..times {

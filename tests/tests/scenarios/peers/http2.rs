@@ -1,4 +1,4 @@
-//! HTTP/2 in clear text: what h2spec, h2load and curl say of a door, with nginx behind the pair.
+//! Plaintext HTTP/2: h2spec, h2load and curl at an outbound listener, with nginx behind the sidecars.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use leno_tests::{
 
 use super::{MODES, answers, bounded, curl, loopback, noise};
 
-/// An nginx that speaks HTTP/2 without TLS, and a door to it.
+/// An nginx with plaintext HTTP/2, and an outbound listener for it.
 struct Site {
     nginx: Nginx,
     mesh: Mesh,
@@ -48,7 +48,7 @@ impl Site {
         format!("http://{}{path}", self.door)
     }
 
-    /// What `-w` prints of a request by HTTP/2; the body goes to a file beside nginx's.
+    /// Returns the `-w` output of an HTTP/2 request; the body is written to a file next to nginx's files.
     fn ask(&self, path: &str, arguments: &[&str]) -> String {
         let target = self.nginx.file("../downloaded");
         let first = ["--http2-prior-knowledge", "-w", "%{http_version} %{http_code}", "-o"];
@@ -61,13 +61,13 @@ impl Site {
     }
 }
 
-/// Runs all of h2spec, its strict cases too: none may fail.
+/// Runs all of h2spec, including its strict cases: none may fail.
 fn conforms(port: u16) {
     let mut command = bounded(go_program("h2spec").to_str().unwrap());
-    // Longer than its own two seconds: other tests run beside it.
+    // Longer than its default of two seconds: other tests run concurrently.
     command.args(["--strict", "--timeout", "10", "--host", "127.0.0.1"]);
-    // Where nginx reads requests to their end before it answers: what follows a whole answer is
-    // not judged any more (RFC 9113 §5.1, `closed`).
+    // nginx reads requests to their end here before it responds: h2spec does not evaluate frames after a
+    // complete response (RFC 9113 §5.1, `closed`).
     command.args(["--port", &port.to_string(), "--path", "/patient/"]);
     let told = String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned();
     let verdict = told.lines().last().unwrap_or_default();
@@ -121,7 +121,7 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
         let little = ["-X", "PUT", "--data-binary", "0123456789"];
         assert_eq!(site.ask("/upload/three", &little), "2 201");
         assert_eq!(uploaded("three"), b"0123456789");
-        // The last one offers to change to HTTP/2 (RFC 7540 §3.2), which a server may ignore.
+        // The last one offers an upgrade to HTTP/2 (RFC 7540 §3.2), which a server may ignore.
         for (version, spoken) in [("--http1.0", "1.1"), ("--http1.1", "1.1"), ("--http2", "2")] {
             let said = curl(&[version, "-w", " %{http_version} %{http_code}", &site.url("/")]);
             assert_eq!(said, format!("hello\n {spoken} 200"), "{version}");
@@ -146,7 +146,7 @@ fn curl_changes_to_http2_whatever_the_application_speaks() {
         let _mesh = Mesh::up(&manifests.concat());
         answers(loopback(door));
         let url = format!("http://{}/", loopback(door));
-        // Two of them share the connection that was changed; a body keeps it from being changed.
+        // Two requests share the upgraded connection; a request with a body is not upgraded.
         for (more, expected) in
             [(&[&*url][..], "hello 2 200hello 2 200"), (&["-d", "body"], "hello 1.1 200")]
         {
@@ -185,8 +185,8 @@ fn h2load_sees_no_request_fail() {
     }
 }
 
-/// Issue 26, case f02: nginx ends a connection after `keepalive_requests` by a GOAWAY, and does not process the streams above the
-/// last one of it.
+/// nginx ends a connection after `keepalive_requests` with a GOAWAY, and does not process streams above its
+/// last stream id.
 #[test]
 fn nginx_that_ends_connections_after_few_requests_loses_none() {
     let limits = [3, 10, 20, 50];

@@ -1,4 +1,4 @@
-//! IPv6 wherever an address can stand: control plane, doors, links, applications, admin pages.
+//! IPv6 for every configurable address: control plane, listeners, links, applications, admin pages.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use leno_tests::{ControlPlane, Mesh, Proxy, Streaming, eventually, free_port};
 
 use super::curl;
 
-/// An application at `::1`, and a client with a door there.
+/// Returns an application at `::1`, and a client with an outbound listener there.
 fn manifests(mode: &str, port: u16, door: u16) -> String {
     let web = server("web", port, &[])
         .replace("spec:\n  service", "spec:\n  address: \"::1\"\n  service");
@@ -17,7 +17,7 @@ fn manifests(mode: &str, port: u16, door: u16) -> String {
     [mesh_config(mode), web, user, allowed_http("user", "web", "/.*")].concat()
 }
 
-/// The status of a download, and how many bytes it had.
+/// Returns the status and size of a download.
 fn downloaded(arguments: &[&str]) -> String {
     let first = ["-g", "-o", "/dev/null", "-w", "%{http_code} %{size_download}"];
     curl(&[&first, arguments].concat())

@@ -1,4 +1,4 @@
-//! Clients of other languages, most started by the mesh with nothing but `HTTP_PROXY` to guide them.
+//! Clients in other languages, most of them started by the mesh and configured only by `HTTP_PROXY`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{MODES, answers, assert_closed, bounded, curl, loopback, noise};
 
 const REQUESTS: usize = 50;
 
-/// Runs a client as a workload, in either mode, and waits for the line in which it tells what it saw.
+/// Runs a client as a workload in either mode, and waits for its result line.
 fn check(name: &str, command: &[&str]) {
     for mode in MODES {
         check_in(mode, name, command);
@@ -18,7 +18,7 @@ fn check(name: &str, command: &[&str]) {
 }
 
 fn check_in(mode: &str, name: &str, command: &[&str]) {
-    // A proxy must not pass on what was meant for this one connection (RFC 9110 §7.6.1).
+    // A proxy must not forward hop-by-hop headers (RFC 9110 §7.6.1).
     let application = Application::start(|request| {
         if request.header("upgrade").or(request.header("http2-settings")).is_some() {
             return Answer::Bytes(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".into());

@@ -1,5 +1,5 @@
-//! Streams that stay open: they outlive the rules and certificates that they began with, and a sidecar that
-//! is told to stop lets them go on for as long as its drain may take.
+//! Long-lived streams: they outlive the rules and certificates in force at their start, and continue during a
+//! sidecar's drain until its timeout.
 
 use std::net::TcpStream;
 use std::process::Command;
@@ -14,13 +14,13 @@ use rustix::process::Signal;
 
 use super::loopback;
 
-/// What travels both ways on one stream.
+/// The protocol of a bidirectional stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     WebSocket,
-    /// Over HTTP/2 (RFC 8441), to a server of HTTP/1.1.
+    /// Over HTTP/2 (RFC 8441), to an HTTP/1.1 server.
     WebSocketOverHttp2,
-    /// Messages of gRPC.
+    /// gRPC messages.
     Grpc,
 }
 
@@ -44,7 +44,8 @@ impl Kind {
         }
     }
 
-    /// A service `chat` and a client with a door to it; `run` is the server's command, or empty.
+    /// Returns a service `chat` and a client with an outbound listener for it; `run` is the server's command,
+    /// or empty.
     fn manifests(self, (port, door): (u16, u16), run: &[String]) -> String {
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let server = match self {
@@ -58,7 +59,7 @@ impl Kind {
         [mesh_config("permissive"), server, client, policy].concat()
     }
 
-    /// A client with one stream open through a door.
+    /// Returns a client with an open stream through an outbound listener.
     fn open(self, door: u16) -> Stream {
         let (program, file, scheme) = match self {
             Self::WebSocket => (python(), "websocket_client.py", "ws"),
@@ -78,22 +79,22 @@ struct Stream {
 }
 
 impl Stream {
-    /// Messages of many sizes go out and come back.
+    /// Sends messages of many sizes and receives them back.
     fn converses(&mut self) {
         for length in ["1", "125", "126", "65535", "65536", "1048576"] {
             assert_eq!(self.client.say(&format!("echo {length}")), format!("echoed {length}"));
         }
     }
 
-    /// Others may begin as before.
+    /// Opens another stream.
     fn opens_again(&mut self) {
         assert_eq!(self.client.say(&self.open), "open");
         self.converses();
     }
 }
 
-/// The rules change so that nobody could begin what goes on: there is no route for it and a short limit,
-/// then no route at all but strict mode, and other labels.
+/// Changes the rules so that the open stream would no longer be allowed: first no matching route and a short
+/// timeout, then no route, strict mode, and other labels.
 fn outlives_rules(kind: Kind) {
     let (port, door) = (free_port(), free_port());
     let mesh = Mesh::up(&kind.manifests((port, door), &kind.server(port)));
@@ -120,7 +121,7 @@ fn outlives_rules(kind: Kind) {
     stream.opens_again();
 }
 
-/// Certificates live for ten seconds, and it goes on when all of its beginning have ended.
+/// Certificates live for ten seconds, and the stream continues when all initial ones have expired.
 fn outlives_certificates(kind: Kind) {
     let (port, door) = (free_port(), free_port());
     let manifests = kind.manifests((port, door), &kind.server(port));
@@ -131,15 +132,15 @@ fn outlives_certificates(kind: Kind) {
     eventually("all certificates of the beginning have ended", Duration::from_secs(60), || {
         assert_eq!(stream.client.say("echo 1000"), "echoed 1000");
         let now = expiries(&mesh);
-        // Renewed at half-life: whose end is a life and a half later than the first one's, was
-        // made when that had ended.
+        // Certificates are renewed at half their lifetime: one that expires 1.5 lifetimes after the first was
+        // issued after the first had expired.
         now.iter().all(|end| *end >= last + 10).then_some(())
     });
     stream.converses();
     stream.opens_again();
 }
 
-/// Either sidecar is told to stop: nothing new is taken, the stream goes on, and ends with the drain.
+/// Stops either sidecar: new streams are rejected, the open stream continues and ends with the drain.
 fn goes_on_while_a_sidecar_drains(kind: Kind) {
     let (port, door) = (free_port(), free_port());
     let run = kind.server(port);
@@ -210,13 +211,13 @@ fn a_call_of_grpc_goes_on_while_a_sidecar_drains() {
     goes_on_while_a_sidecar_drains(Kind::Grpc);
 }
 
-/// When the certificates end that the control plane knows of.
+/// Returns the expiry times of the certificates known to the control plane.
 fn expiries(mesh: &Mesh) -> Vec<u64> {
     let certificates = mesh.ask("certificates");
     let certificates = certificates.as_array().into_iter().flatten();
     certificates.filter_map(|certificate| certificate["not_after"].as_u64()).collect()
 }
 
-/// How long a sidecar may take to stop in these tests.
+/// The drain timeout of a sidecar in these tests.
 const DRAIN: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(20);

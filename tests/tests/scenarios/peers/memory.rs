@@ -1,4 +1,4 @@
-//! Memory that does not depend on how long a body is, and hardly on who does not read it.
+//! Memory usage, independent of body length and nearly independent of slow readers.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,20 +12,19 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use super::loopback;
 
-/// How much a body that passes may add to a sidecar's private memory, whatever its length.
+/// Limit of the increase of a sidecar's private memory by a body in transit, whatever its length.
 const BODY_KIB_MAX: u64 = 1024;
-/// How much a reader that does not read may add to its own sidecar, and to the server's. See
-/// `docs/link.md`.
+/// Limits of memory per stalled reader, for its own sidecar and the server's. See `docs/link.md`.
 const READER_KIB_MAX: [u64; 2] = [256, 96];
 const READERS: usize = 1000;
-/// The same for a stream of HTTP/2. See `docs/http2.md`.
+/// The same limits per HTTP/2 stream. See `docs/http2.md`.
 const STREAM_KIB_MAX: [u64; 2] = [256, 96];
-/// Streams of one connection, and how long an answer on one is.
+/// The streams per connection, and the length of a response on each.
 const STREAMS: usize = 100;
 const STREAM_BYTES: u64 = 1024 * 1024;
-/// The flag of a frame that is a stream's last (RFC 9113 §6).
+/// The END_STREAM flag of a frame (RFC 9113 §6).
 const END_STREAM: u8 = 1;
-/// Far more than the kernel holds of one answer that nobody reads.
+/// Far more than the kernel buffers of a response that is not read.
 const ANSWER_BYTES: u64 = 4 * 1024 * 1024;
 const GIB: u64 = 1024 * 1024 * 1024;
 
@@ -43,7 +42,7 @@ impl Pair {
         Self::of(application, server)
     }
 
-    /// The door takes HTTP/2 as well; the application goes on in HTTP/1.1.
+    /// Starts a pair with a listener that also accepts HTTP/2; the application receives HTTP/1.1.
     fn over_http2(application: Streaming) -> Self {
         let server = server("web", application.port(), &[])
             .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
@@ -54,11 +53,11 @@ impl Pair {
         let door = free_port();
         let manifests =
             [mesh_config("permissive"), server, client("user", &[], &[("web.shop", door)])];
-        // Who reads nothing for a minute is given up, and a busy machine takes its time.
+        // The default stall timeout is a minute, and a busy machine may be slow.
         let mesh = Mesh::up_with(&manifests.concat(), &["--body-stall-timeout", "10m"]);
         let sidecars = [mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1")];
         let pair = Self { _mesh: mesh, application, sidecars, door: loopback(door) };
-        // What the first connections and a first body bring along is not the price of more.
+        // One-time allocations by the first connections and a first body are not counted.
         pair.download(16 * 1024 * 1024);
         pair.upload(16 * 1024 * 1024);
         pair
@@ -68,7 +67,7 @@ impl Pair {
         self.sidecars.each_ref().map(Sidecar::private_kib)
     }
 
-    /// Waits until the application can give away nothing more.
+    /// Waits until the application cannot send any more bytes.
     fn settles(&self) {
         let mut looks = (0, 0);
         eventually("nothing moves any more", Duration::from_secs(300), || {
@@ -79,8 +78,8 @@ impl Pair {
         });
     }
 
-    /// A thousand answers that nobody reads, and then a thousand more: each costs a sidecar at most so many
-    /// KiB, and those that are read on after all are whole.
+    /// Opens a thousand stalled responses, and then a thousand more: each costs a sidecar at most this number
+    /// of KiB, and those read later are complete.
     fn holds_for(
         &self,
         connect: impl Fn() -> Vec<TcpStream>,
@@ -102,7 +101,7 @@ impl Pair {
                 let each = after.saturating_sub(*before) / READERS as u64;
                 assert!(each <= most, "{each} KiB for each reader");
             }
-            // Others are served meanwhile, and who reads on gets all of it.
+            // Other clients are served meanwhile, and resumed readers receive the complete response.
             self.download(1024 * 1024);
             read_on(&mut readers);
             drop(readers);
@@ -112,7 +111,7 @@ impl Pair {
         }
     }
 
-    /// Reads an answer of so many bytes; returns the most that each sidecar held meanwhile.
+    /// Reads a response of this length; returns each sidecar's peak memory meanwhile.
     fn download(&self, length: u64) -> [u64; 2] {
         let mut tcp = ask(TcpStream::connect(self.door).unwrap(), length);
         let mut most = Most::of(self);
@@ -120,7 +119,7 @@ impl Pair {
         most.kib
     }
 
-    /// Sends a request of so many bytes; returns the most that each sidecar held meanwhile.
+    /// Sends a request of this length; returns each sidecar's peak memory meanwhile.
     fn upload(&self, length: u64) -> [u64; 2] {
         let mut tcp = TcpStream::connect(self.door).unwrap();
         write!(tcp, "POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n").unwrap();
@@ -134,7 +133,7 @@ impl Pair {
     }
 }
 
-/// The most memory that was seen, looked at now and then.
+/// The peak memory of periodic samples.
 struct Most<'a> {
     pair: &'a Pair,
     since: u64,
@@ -156,7 +155,7 @@ impl<'a> Most<'a> {
     }
 }
 
-/// Asks for an answer of so many bytes and reads its head.
+/// Requests a response of this length and reads its head.
 fn ask(mut tcp: TcpStream, length: u64) -> TcpStream {
     tcp.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     tcp.write_all(format!("GET /{length} HTTP/1.1\r\nhost: web\r\n\r\n").as_bytes()).unwrap();
@@ -170,7 +169,7 @@ fn ask(mut tcp: TcpStream, length: u64) -> TcpStream {
     tcp
 }
 
-/// A connection for which the kernel keeps little.
+/// Returns a connection with small socket buffers.
 fn narrow_connection(address: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     narrow(SockRef::from(&socket));
@@ -178,12 +177,12 @@ fn narrow_connection(address: SocketAddr) -> TcpStream {
     socket.into()
 }
 
-/// A client that has read the head of its answer and nothing more.
+/// Returns a client that has read only the head of its response.
 fn reader(address: SocketAddr) -> TcpStream {
     ask(narrow_connection(address), ANSWER_BYTES)
 }
 
-/// A client of HTTP/2 that asks for many answers at once, lets all of all of them come, and reads nothing.
+/// Returns an HTTP/2 client that requests many responses at once with unlimited windows, and reads nothing.
 fn reader_of_many(address: SocketAddr) -> TcpStream {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     let mut frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
@@ -192,7 +191,7 @@ fn reader_of_many(address: SocketAddr) -> TcpStream {
         bytes.extend_from_slice(&stream.to_be_bytes());
         bytes.extend_from_slice(payload);
     };
-    // No stream has a window that could end, nor has the connection (RFC 9113 §6.5.2, §6.9).
+    // Neither the streams nor the connection have a window that could be exhausted (RFC 9113 §6.5.2, §6.9).
     frame(4, 0, 0, &[0, 4, 0x7F, 0xFF, 0xFF, 0xFF]);
     frame(8, 0, 0, &(0x7FFF_FFFF_u32 - 65_535).to_be_bytes());
     let path = format!("/{STREAM_BYTES}");
@@ -209,7 +208,7 @@ fn reader_of_many(address: SocketAddr) -> TcpStream {
     tcp
 }
 
-/// Reads all of its answers to their ends.
+/// Reads all of its responses to their ends.
 fn read_many(tcp: &mut TcpStream) {
     SockRef::from(&*tcp).set_recv_buffer_size(1024 * 1024).unwrap();
     let mut input = BufReader::with_capacity(64 * 1024, tcp);
@@ -222,7 +221,7 @@ fn read_many(tcp: &mut TcpStream) {
         input.read_exact(&mut payload).unwrap();
         match head[3] {
             0 => read += length as u64,
-            // The static table's 200.
+            // Status 200 of the static table.
             1 => assert_eq!(payload[0], 0x88, "an answer is 200"),
             kind => assert!(kind == 4 || kind == 8, "a frame of kind {kind}: {payload:?}"),
         }
@@ -231,7 +230,8 @@ fn read_many(tcp: &mut TcpStream) {
     assert_eq!(read, STREAMS as u64 * STREAM_BYTES);
 }
 
-/// Bodies of so many bytes, one each way: neither sidecar holds more than after a short one.
+/// Transfers bodies of this length, one in each direction: neither sidecar needs more memory than for a short
+/// one.
 fn passes(length: u64) {
     let pair = Pair::up(Streaming::start());
     let before = pair.private_kib();
@@ -280,7 +280,7 @@ fn a_thousand_streams_of_http2_that_nobody_reads_hold_a_bounded_part_of_their_an
     pair.holds_for(connect, STREAM_KIB_MAX, |readers| read_many(&mut readers[0]));
 }
 
-/// A thousand connections take more files than a shell may open by itself.
+/// Raises the limit of open files: a thousand connections exceed the usual default.
 fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();

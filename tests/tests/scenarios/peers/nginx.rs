@@ -1,4 +1,4 @@
-//! An unmodified nginx behind a sidecar, curl and wrk in front of another.
+//! An unmodified nginx behind a sidecar, with curl and wrk as clients.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -22,7 +22,7 @@ struct Site {
     door: SocketAddr,
 }
 
-/// In strict mode a policy opens all that the tests ask for, and nothing else.
+/// Starts the site; in strict mode a policy allows only the requests of the tests.
 fn site(mode: &str) -> Site {
     let (nginx, door) = (Nginx::prepare(LOCATIONS), free_port());
     nginx.write("index.html", "hello\n");
@@ -101,7 +101,7 @@ fn chunks_compression_and_old_clients_are_carried_both_ways() {
         assert!(!old.to_lowercase().contains("transfer-encoding"), "HTTP/1.0 has no chunks: {old}");
         assert!(old.contains("<a href=\"one\">"), "{old}");
         assert!(site.download("/large", &["--http1.0"]) == noise(5 * 1024 * 1024));
-        // A body whose length nobody knows beforehand: curl sends chunks.
+        // A body of unknown length: curl sends chunks.
         let chunked =
             ["-H", "Transfer-Encoding: chunked", "-T", site.nginx.file("large").to_str().unwrap()]
                 .map(str::to_owned);
@@ -150,7 +150,7 @@ fn one_connection_carries_many_requests_and_wrk_sees_no_error() {
             let response = connection.get("/small").unwrap();
             assert!(response.status == 200 && response.body == small);
         }
-        // Requests sent at once are answered in their order.
+        // Pipelined requests get responses in order.
         let request = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
         let paths = ["/small", "/absent", "/index.html", "/list/", "/small"];
         connection.send(paths.map(request).concat()).unwrap();

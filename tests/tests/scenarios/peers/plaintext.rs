@@ -1,4 +1,4 @@
-//! What travels between sidecars, seen from the wire.
+//! Captured traffic between sidecars.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::loopback;
 
-/// In no certificate, header or cipher text by chance.
+/// A marker that does not occur by chance in certificates, headers or ciphertext.
 const MARKER: &str = "8f3a-marker-that-nobody-may-read-c1d7";
 const REQUESTS: usize = 20;
 
@@ -49,14 +49,14 @@ fn nothing_readable_travels_between_sidecars() {
         assert!(response.status == 200 && response.body.len() > 100 * MARKER.len());
     }
 
-    // What tcpdump has not read when it is told to end is lost.
+    // Packets that tcpdump has not read when it is stopped are lost.
     eventually("both captures have it all", Duration::from_secs(60), || {
         let last = format!("POST /{MARKER}/{} ", REQUESTS - 1);
         let (between, behind) = (between.seen(), behind.seen());
         let sealed = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
         (sealed >= 2 * REQUESTS && contains(&behind, last.as_bytes())).then_some(())
     });
-    // The first of these connections began after the capture: its handshake is in it too.
+    // The first of these connections was opened after the start of the capture, which includes its handshake.
     let (between, behind) = (between.end(), behind.end());
     let records = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
     eprintln!("{} packets between the sidecars, {records} of them TLS records", between.len());
@@ -77,8 +77,8 @@ struct Capture {
 impl Capture {
     fn start(port: u16, file: &Path) -> Self {
         let mut command = Command::new("tcpdump");
-        // As root to the end, so that it may write into a folder that is only ours; at once, and
-        // with room for all that comes, so that its counters prove that nothing was missed.
+        // Runs as root to the end, to write into our private folder; unbuffered, and with enough capture buffer
+        // that its counters prove a complete capture.
         command.args(["-Z", "root", "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w"]);
         command.arg(file).arg(format!("tcp port {port}"));
         let tcpdump = Program::start("tcpdump", &mut command);
@@ -86,12 +86,12 @@ impl Capture {
         Self { tcpdump, file: file.to_owned() }
     }
 
-    /// What was carried by the TCP segments that it has written down.
+    /// Returns the payloads of the TCP segments captured so far.
     fn seen(&self) -> Vec<Vec<u8>> {
         payloads(&std::fs::read(&self.file).unwrap())
     }
 
-    /// Ends it and returns what was carried by the TCP segments it saw.
+    /// Stops it and returns the payloads of the captured TCP segments.
     fn end(mut self) -> Vec<Vec<u8>> {
         self.tcpdump.signal(Signal::INT);
         self.tcpdump.wait(Duration::from_secs(20));
@@ -101,14 +101,14 @@ impl Capture {
     }
 }
 
-/// Whether the bytes occur, in one packet or across two.
+/// True if the bytes occur, in one packet or across two.
 fn contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
     let all = packets.concat();
     all.windows(bytes.len()).any(|window| window == bytes)
 }
 
-/// The payloads of the TCP segments in a capture file of Ethernet frames (libpcap's own format), the last of
-/// which may be written still.
+/// Parses the payloads of the TCP segments in a capture of Ethernet frames (libpcap format); the last packet
+/// may be incomplete.
 fn payloads(file: &[u8]) -> Vec<Vec<u8>> {
     if file.len() < 24 {
         return Vec::new();
@@ -134,5 +134,5 @@ fn payloads(file: &[u8]) -> Vec<Vec<u8>> {
     found
 }
 
-/// The beginning of a TLS record of application data (RFC 8446 §5.1).
+/// The start of a TLS record with application data (RFC 8446 §5.1).
 const APPLICATION_DATA: &[u8] = &[23, 3, 3];

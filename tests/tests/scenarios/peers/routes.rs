@@ -1,4 +1,4 @@
-//! Routes decide for unmodified servers, and change while requests flow.
+//! Routing to unmodified servers, with live route changes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use leno_tests::{Answer, Application, Connection, Mesh, Nginx, Response, eventua
 use super::{answers, loopback};
 use crate::faults::sidecar;
 
-/// A service `web` whose routes lead to `python` (a `python3 -m http.server`), to `nginx`, or to
-/// `silent`, which never answers.
+/// A service `web` with routes to `python` (a `python3 -m http.server`), to `nginx`, or to `silent`, which
+/// never responds.
 struct Shop {
     mesh: Mesh,
     door: SocketAddr,
@@ -54,7 +54,7 @@ fn shop() -> Shop {
 }
 
 impl Shop {
-    /// Replaces the routes of `web`, and waits until requests to `/who/` are answered so.
+    /// Replaces the routes of `web`, and waits until its response satisfies `settled`.
     fn route(&self, rules: &[&str], settled: impl Fn(&Response) -> bool) {
         self.mesh.write("route.yaml", &route("web", rules));
         let (_, after) = eventually("the new routes decide", Duration::from_secs(10), || {
@@ -101,7 +101,7 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
         )
     };
     shop.route(&[&split(0, 1)], is("nginx"));
-    // Any answer may come now; that it is live is seen by the first one from the other side.
+    // Either backend may respond now; the first response of the other backend shows that the route is in force.
     shop.route(&[&split(90, 10)], is("python"));
     let mut connection = Connection::open(shop.door).unwrap();
     let answers: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
@@ -151,7 +151,7 @@ fn paths_headers_and_methods_choose_the_most_specific_rule() {
     ] {
         assert_eq!(shop.says(method, path, fields), expected, "{method} {path} {fields}");
     }
-    // The same rules with the header's turned round, live.
+    // The same rules with an inverted header match, applied live.
     let turned: Vec<String> = rules.iter().map(|rule| rule.replace("jason", "mary")).collect();
     let turned: Vec<&str> = turned.iter().map(String::as_str).collect();
     shop.mesh.write("route.yaml", &route("web", &turned));
@@ -235,7 +235,7 @@ fn a_retry_of_osm_is_obeyed_as_it_stands_where_no_route_speaks_of_retries() {
     let retried = || page.metric("leno_retries_total");
     let before = retried();
     retry(5);
-    // The first request that is answered under the policy has all of its retries.
+    // The first request under the new policy has all of its retries.
     let (after, _) = eventually("the policy decides", Duration::from_secs(10), || {
         let response = shop.ask("GET", "/busy/", "");
         assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));

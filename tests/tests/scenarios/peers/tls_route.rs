@@ -1,4 +1,4 @@
-//! Sessions of TLS between openssl's programs, led by the server name that the client asks for.
+//! TLS sessions between openssl programs, routed by server name.
 
 use std::process::Output;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use tempfile::TempDir;
 
 use super::{MODES, bounded};
 
-/// Two servers, each with a certificate in its own name, and a service `secure` of the first.
+/// Two servers, each with a certificate for its own name, and a service `secure` of the first.
 struct Site {
     mesh: Mesh,
     door: u16,
     _files: TempDir,
 }
 
-/// A policy opens the first server; who may connect to the second, tests say.
+/// Starts the site; a policy opens the first server, and tests decide about the second.
 fn site(mode: &str, route: &str) -> Site {
     let files = tempfile::tempdir().unwrap();
     let door = free_port();
@@ -46,7 +46,7 @@ fn site(mode: &str, route: &str) -> Site {
 }
 
 impl Site {
-    /// The name in the certificate of the server that a client reaches who asks for this one.
+    /// Returns the name in the certificate of the server reached with this server name.
     fn reached(&self, options: &[&str]) -> Option<String> {
         let output = self.ask(options);
         let said = String::from_utf8_lossy(&output.stdout);
@@ -94,7 +94,7 @@ fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
         });
         assert_eq!(named("ONE.example.COM").as_deref(), Some("one"));
         assert_eq!(named("a.one.example.com").as_deref(), Some("two"));
-        // An older version tells as much.
+        // TLS 1.2 contains the server name as well.
         assert_eq!(
             site.reached(&["-tls1_2", "-servername", "x.example.com"]).as_deref(),
             Some("two")
@@ -102,14 +102,14 @@ fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
         assert_eq!(named("example.org"), None);
         assert_eq!(site.reached(&["-noservername"]), None);
         if mode == "strict" {
-            // The route leads to the second server, and no policy lets anybody in there any more.
+            // The route forwards to the second server, and no policy allows clients there any more.
             site.mesh.remove("policy.yaml");
             eventually("the second server is closed", Duration::from_secs(20), || {
                 named("any.example.com").is_none().then_some(())
             });
             assert_eq!(named("one.example.com").as_deref(), Some("one"));
         }
-        // Without routes all pass, to the service's own endpoints.
+        // Without routes, all sessions are forwarded to the service's own endpoints.
         site.mesh.remove("route.yaml");
         eventually("any session passes", Duration::from_secs(20), || named("example.org"));
         assert_eq!(named("example.org").as_deref(), Some("one"));

@@ -9,7 +9,7 @@ use leno_tests::{Dialogue, Mesh, eventually, free_port, python, script};
 
 use super::{MODES, curl};
 
-/// A WebSocket server of Python's behind one sidecar, a client before another.
+/// A Python WebSocket server behind one sidecar, and a client with another.
 struct Chat {
     mesh: Mesh,
     door: u16,
@@ -31,12 +31,12 @@ fn chat(mode: &str, speaker: Dialogue) -> Chat {
     chat
 }
 
-/// A client with Python's `websockets`.
+/// Returns a client with Python's `websockets`.
 fn pythons() -> Dialogue {
     Dialogue::start(python(), &[&script("websocket_client.py")])
 }
 
-/// A client with Node's `ws`, which Debian keeps where its own Node looks, and others do not.
+/// Returns a client with Node's `ws`, installed by Debian in a path that only its own Node searches.
 fn nodes() -> Dialogue {
     Dialogue::start("env", &["NODE_PATH=/usr/share/nodejs", "node", &script("websocket_ws.cjs")])
 }
@@ -47,7 +47,7 @@ impl Chat {
         self.client.say(&format!("open ws://127.0.0.1:{door}{path}"))
     }
 
-    /// Messages of many sizes, as bytes and as text, and pings from both sides.
+    /// Sends messages of many sizes, as bytes and as text, and pings from both sides.
     fn converses(&mut self) {
         for length in ["0", "1", "125", "126", "65535", "65536", "1048576"] {
             assert_eq!(self.client.say(&format!("echo {length}")), format!("echoed {length}"));
@@ -69,7 +69,7 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
             assert_eq!(chat.open("/room"), "open");
             assert_eq!(chat.client.say("be-closed 4002 go home"), "closed 4002 go home");
             chat.mesh.up.wait_for_line("websocket ended: 4002 go home", PATIENCE);
-            // In strict mode the policy speaks of two paths only.
+            // In strict mode the policy allows only two paths.
             let other = if mode == "strict" { "refused 404" } else { "open" };
             assert_eq!(chat.open("/elsewhere"), other);
         }
@@ -87,7 +87,7 @@ fn curl_hears_what_a_server_says_first() {
         offer.iter().for_each(|field| ask.extend(["-H", field]));
         let heard = curl(&[&ask[..], &[&url("/greeted")]].concat());
         assert!(heard.starts_with("HTTP/1.1 101 "), "{mode}: {heard}");
-        // RFC 6455 §4.2.2 has this key and what proves that it was read.
+        // The key and the accept value of RFC 6455 §4.2.2.
         assert!(heard.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{mode}: {heard}");
         assert!(heard.ends_with("\u{7}welcome"), "{mode}: {heard}");
         let status = ["-o", "/dev/null", "-w", "%{http_code}"];
@@ -112,7 +112,7 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
     for mode in MODES {
         let (port, door) = (free_port(), free_port());
         let run = [python(), &script("websocket_server.py"), &port.to_string()];
-        // The service speaks HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
+        // The service uses HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
         let server = server("chat", port, &run)
             .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
         let manifests = [
@@ -136,13 +136,13 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
     }
 }
 
-/// Finding A13 of issue 26: the application ends its direction first, and reads on.
+/// The application closes its sending direction first and continues to read.
 #[test]
 fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, door) = (listener.local_addr().unwrap().port(), free_port());
     let application = std::thread::spawn(move || {
-        // Probes of the port connect as well, and send nothing.
+        // Port probes connect as well, and send no bytes.
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             let mut head = Vec::new();

@@ -1,4 +1,4 @@
-//! A control plane in a cluster with an API server of the test, which keeps objects and records each request.
+//! A control plane in a cluster with a fake API server, which stores objects and records each request.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use leno_tests::{Answer, Application, Program, Received, eventually, free_port, 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The control plane, and its API server.
+/// The control plane and its API server.
 pub(super) struct ApiServer {
     kept: Arc<Kept>,
     control: Program,
@@ -19,7 +19,7 @@ pub(super) struct ApiServer {
     _folder: TempDir,
 }
 
-/// Objects by their paths, and the paths of all requests.
+/// Objects by path, and the paths of all requests.
 #[derive(Default)]
 struct Kept {
     objects: Mutex<BTreeMap<String, Value>>,
@@ -58,7 +58,7 @@ impl ApiServer {
         started
     }
 
-    /// The status of the response to a review of a pod in this namespace.
+    /// Returns the response status of a review for a Pod in this namespace.
     pub(super) fn review(&self, namespace: &str) -> u16 {
         let review = json!({
             "apiVersion": "admission.k8s.io/v1",
@@ -93,17 +93,17 @@ impl ApiServer {
         String::from_utf8_lossy(&output.stdout).parse().unwrap_or(0)
     }
 
-    /// The paths of all requests to the API server so far.
+    /// Returns the paths of all requests to the API server so far.
     pub(super) fn requests(&self) -> Vec<String> {
         self.kept.requests.lock().expect("no thread panicked").clone()
     }
 
-    /// All that the control plane has logged.
+    /// Returns the log of the control plane.
     pub(super) fn log(&self) -> String {
         self.control.printed()
     }
 
-    /// The key of the authority, as the API server keeps it.
+    /// Returns the key of the authority as stored by the API server.
     pub(super) fn authority_key(&self) -> String {
         let objects = self.kept.lock();
         let secret = objects.iter().find(|(path, _)| path.ends_with("/secrets/leno-authority"));

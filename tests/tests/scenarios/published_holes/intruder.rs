@@ -1,4 +1,4 @@
-//! The tools of an intruder: all ports of a process, requests to each, and the address of another server.
+//! An intruder's tools: port enumeration of a process, attack requests, and address takeover.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use std::thread;
 
 use leno_tests::{Response, exchange};
 
-/// The addresses at which a process listens for TCP.
+/// Returns the addresses on which a process listens for TCP.
 pub(super) fn listeners(pid: u32) -> Vec<SocketAddr> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs");
     let links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -30,7 +30,7 @@ pub(super) fn listeners(pid: u32) -> Vec<SocketAddr> {
     listening.collect()
 }
 
-/// An address as the kernel writes it: words of hexadecimal digits, each in the order of the machine.
+/// Parses an address in the kernel's format: hexadecimal words in machine byte order.
 fn address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -43,7 +43,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some((Ipv6Addr::LOCALHOST, port).into())
 }
 
-/// The requests of published attacks, and the responses of a port that has any.
+/// Sends the requests of published attacks to a port, and returns its responses.
 pub(super) fn responses(port: SocketAddr) -> Vec<(String, Response)> {
     let reads = READS.iter().map(|path| format!("GET {path}"));
     let writes = WRITES.iter().flat_map(|path| {
@@ -58,7 +58,7 @@ pub(super) fn responses(port: SocketAddr) -> Vec<(String, Response)> {
     all.flatten().collect()
 }
 
-/// The private keys in the files of a directory, each as one line of its text.
+/// Returns one line of the text of each private key in the files of a directory.
 pub(super) fn key_material(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let Ok(entries) = fs::read_dir(directory) else { return found };
@@ -68,13 +68,13 @@ pub(super) fn key_material(directory: &Path) -> Vec<String> {
         }
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.lines().skip_while(|line| !line.contains("PRIVATE KEY"));
-        // The first line of a key is the same for all keys of its kind.
+        // The first line is the same for all keys of one kind.
         found.extend(lines.nth(2).map(str::to_owned));
     }
     found
 }
 
-/// Passes on the connections to one address to another, byte for byte.
+/// Forwards the connections to one address to another, byte for byte.
 pub(super) struct Forwarder {
     _thread: thread::JoinHandle<()>,
 }

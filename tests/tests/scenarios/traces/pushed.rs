@@ -1,4 +1,4 @@
-//! Metrics and lines of the access log at a real collector, beside the spans.
+//! Metrics and access log records at a real collector, in addition to spans.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use leno_tests::{CollectedPoint, ControlPlane};
 
 use super::*;
 
-/// Spans, metrics and lines go to these ports.
+/// Returns settings that export spans, metrics and log records to these ports.
 fn everything(port: u16, protocol: &str) -> String {
     let otlp = format!("endpoint: 'http://127.0.0.1:{port}', protocol: {protocol}");
     format!(
@@ -17,7 +17,7 @@ fn everything(port: u16, protocol: &str) -> String {
 }
 
 impl Shop {
-    /// Waits until both sidecars know where everything goes.
+    /// Waits until both sidecars have all export addresses.
     fn waits_for_all(&self, port: u16) {
         self.waits_for_collector(port);
         for workload in WORKLOADS {
@@ -34,13 +34,14 @@ impl Shop {
         }
     }
 
-    /// What the page of a sidecar says, but for what changes while one looks.
+    /// Returns the metrics page of a sidecar, except metrics that change by being read.
     fn page(&self, workload: &str) -> BTreeMap<String, f64> {
         page(self.mesh.sidecar(workload).admin)
     }
 }
 
-/// What a page says, but for what changes while one looks. The count of a histogram stands for it.
+/// Returns a metrics page, except metrics that change by being read. Histograms are represented by their
+/// counts.
 fn page(admin: SocketAddr) -> BTreeMap<String, f64> {
     let page = get_page(admin, "/metrics").expect("metrics");
     let page = String::from_utf8_lossy(&page.body).into_owned();
@@ -60,7 +61,7 @@ fn page(admin: SocketAddr) -> BTreeMap<String, f64> {
     series.collect()
 }
 
-/// Whether a collector has what a page says.
+/// True if a collector has all values of a page.
 fn is_told(page: &BTreeMap<String, f64>, points: &BTreeMap<String, CollectedPoint>) -> bool {
     let is_there = |(series, value): (&String, &f64)| {
         points.get(series).is_some_and(|point| point.value == *value)
@@ -68,7 +69,7 @@ fn is_told(page: &BTreeMap<String, f64>, points: &BTreeMap<String, CollectedPoin
     page.iter().all(is_there)
 }
 
-/// A series without the labels that are empty.
+/// Returns a series without empty labels.
 fn shown(series: &str) -> String {
     let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
     let labels = labels.trim_end_matches('}').split(',');
@@ -149,7 +150,7 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
                 assert!(!record.text.contains("hunter2"), "{}", record.text);
             }
         }
-        // Spans of the same trace are there as well.
+        // Spans of the same trace have arrived as well.
         assert!(!collector.spans(&trace, 2).is_empty());
     }
     for workload in WORKLOADS {
@@ -161,7 +162,7 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
     }
 }
 
-/// How a collector knows a control plane.
+/// Returns the instance id of a control plane at a collector.
 fn instance(control: &ControlPlane) -> String {
     let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
     format!("{}:{}", machine.trim(), control.address().port())
@@ -210,7 +211,7 @@ fn a_control_plane_pushes_once_more_when_it_ends() {
     });
 }
 
-/// Metrics go to this port, so often.
+/// Returns settings that export metrics to this port at this interval.
 fn metrics(port: u16, protocol: &str, interval: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
@@ -221,7 +222,7 @@ fn metrics(port: u16, protocol: &str, interval: &str) -> String {
 
 const WORKLOADS: [&str; 2] = ["shop/web-1", "shop/stock-1"];
 
-/// What is counted because somebody looks, or because something is told.
+/// Metrics that change by being read or exported.
 const RESTLESS: [&str; 4] = [
     "leno_metric_points_total",
     "leno_log_records_total",

@@ -1,4 +1,4 @@
-//! The same at a real server of Zipkin.
+//! Traces at a real Zipkin server.
 
 use std::process::Command;
 

@@ -1,11 +1,11 @@
-//! Conditions of Sermant's matches: one operator each, and case the other way round.
+//! Reader of Sermant's match conditions: one operator each, with an inverted case flag.
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
 use crate::field::Field;
 use crate::pattern;
 
-/// A map from names to one condition or a list of them.
+/// Reads a map from names to one condition or a list of conditions.
 pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     let mut tests = Vec::new();
     for (name, value) in field.entries()? {
@@ -21,7 +21,7 @@ pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     Some(tests)
 }
 
-/// The same for headers, whose names arrive in lower case and are compared as they are.
+/// As [`read_conditions`], for headers: their names arrive in lower case and are compared as they are.
 pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     let mut tests = read_conditions(field)?;
     for test in &mut tests {
@@ -60,7 +60,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     };
     let text = |relation| text_test(&value, relation, !as_is);
     let number = |relation| {
-        // Anything but a whole number of 64 bits is no match.
+        // A value that is not a 64-bit integer does not match.
         let bound = value.spelling()?.parse().ok();
         Some(bound.map_or(ValueTest::Never, |bound| ValueTest::Number { relation, bound }))
     };
@@ -97,7 +97,7 @@ fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Op
     })
 }
 
-/// The expression is turned into lower case like the value. A bad one never matches.
+/// Lower-cases the expression like the value. An invalid expression never matches.
 pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
     let text = value.spelling()?;
     let used = if ignore_case { text.to_lowercase() } else { text.clone() };
@@ -109,13 +109,13 @@ pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTe
     }
 }
 
-/// Whether an expression can match at all.
+/// Indicates whether an expression can match.
 pub(super) enum Usable {
     Yes,
     Never,
 }
 
-/// What no engine accepts never matches; what only another engine accepts is refused.
+/// An expression that no engine accepts never matches; one that only other engines accept is rejected.
 pub(super) fn check(field: &Field<'_>, text: &str) -> Option<Usable> {
     let Err(why) = pattern::check(text) else {
         return Some(Usable::Yes);
@@ -134,7 +134,7 @@ pub(super) fn check(field: &Field<'_>, text: &str) -> Option<Usable> {
     None
 }
 
-/// How complaints begin that Java has too.
+/// Prefixes of errors that Java reports as well.
 const MALFORMED: &[&str] = &[
     "unclosed",
     "unopened",

@@ -1,4 +1,4 @@
-//! Rules of Sermant's three kinds.
+//! Readers of Sermant's three kinds of rules.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::warn_unknown;
 use crate::field::{Field, Fields};
 use crate::kinds::lane;
 
-/// Where the rules of an object stand.
+/// The location of an object's rules.
 pub(super) struct Origins<'a> {
     pub(super) name: &'a TagRouteName,
 }
@@ -25,7 +25,7 @@ impl Origins<'_> {
     }
 }
 
-/// A rule of the kind `flow`; `Some(None)` when it is dropped. The same for the other kinds.
+/// Reads a rule of the kind `flow`; `Some(None)` if it is dropped. The other kinds do the same.
 pub(super) fn read_flow_rule(
     element: &Field<'_>,
     (origin, precedence): (RuleOrigin, i32),
@@ -64,7 +64,7 @@ pub(super) fn read_flow_rule(
     }))
 }
 
-/// A rule of the kind `tag`.
+/// Reads a rule of the kind `tag`.
 pub(super) fn read_caller_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
@@ -106,8 +106,8 @@ pub(super) fn read_caller_rule(
     Some(Some(CallerRule { origin, from, split, min_percent, min_total, goes_on: false }))
 }
 
-/// A rule of the kind `lane`: several, of which at most one fits, where a path may be meant as
-/// such or as an expression.
+/// Reads a rule of the kind `lane`. If a path may be literal or an expression, it becomes several rules, of
+/// which at most one matches.
 pub(super) fn read_lane_rule(
     element: &Field<'_>,
     (origin, precedence): (RuleOrigin, i32),
@@ -149,7 +149,7 @@ pub(super) fn read_lane_rule(
     Some(paths.into_iter().map(rule).collect())
 }
 
-/// `protocol` must be there and be that of the entrance.
+/// True if `protocol` is `http`; without it, or with another one, the rule never matches.
 fn is_http(parts: &Fields<'_>) -> Option<bool> {
     let Some(protocol) = parts.find("protocol") else {
         parts.here().warn("has no `protocol`, so that the rule never fits", "add `protocol: http`");
@@ -162,7 +162,7 @@ fn is_http(parts: &Fields<'_>) -> Option<bool> {
     Some(is_http)
 }
 
-/// The path as such, and as an expression where it is one.
+/// Returns the literal path, and the expression if the path is a valid one.
 fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
     let text = field.text()?.to_owned();
     if text.is_empty() {
@@ -201,14 +201,14 @@ fn read_marks(fields: &Fields<'_>) -> Option<Vec<LaneMark>> {
     Some(marks)
 }
 
-/// Whether `CONSUMER_TAG` stands for what the caller has.
+/// Indicates whether `CONSUMER_TAG` stands for the caller's tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Consumer {
     Caller,
     Text,
 }
 
-/// Routes with tags and weights; `Some(None)` when none is left.
+/// Reads routes with tags and weights; `Some(None)` if none is left.
 fn read_split(fields: &Fields<'_>, key: &str, consumer: Consumer) -> Option<Option<TagSplit>> {
     let mut targets = Vec::new();
     for route in routes(fields, key)? {
@@ -260,7 +260,7 @@ fn dropped(field: &Field<'_>, lacks: &str) {
     field.warn(format!("has not {lacks} and is dropped"), format!("add {lacks}"));
 }
 
-/// The expression for the part of the path before its last dot; only asked for beside headers.
+/// Reads the expression for the path before its last dot; used only in combination with headers.
 fn read_stem(parts: &Fields<'_>, matches: &TagMatch) -> Option<Option<String>> {
     let Some(field) = parts.find("path") else {
         return Some(None);
@@ -319,6 +319,6 @@ fn ignored(parts: &Fields<'_>, keys: &[&str], kind: &str) {
     }
 }
 
-/// An expression that matches nothing.
+/// An expression that never matches.
 const NOTHING: &str = r"[^\s\S]";
 const ROUTES_MAX: usize = 1024;

@@ -1,4 +1,4 @@
-//! The same with grpc-java, which speaks through Netty, at both ends.
+//! The gRPC cases with grpc-java, which uses Netty, at both ends.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -34,14 +34,14 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
     }
 }
 
-/// Runs one case through the door; all that the client says when it fails.
+/// Runs one case through the outbound listener; the error is the client's output.
 fn call(door: u16, case: &str) -> Result<(), String> {
     let (port, case) = (format!("--server_port={door}"), format!("--test_case={case}"));
     let [program, arguments @ ..] = &java("TestServiceClient")[..] else {
         unreachable!("a command has a program")
     };
     let mut command = Command::new(program);
-    // A virtual machine that has only begun may take a second for its first call.
+    // The first call of a new JVM may take a second.
     let slow = "--soak_per_iteration_max_acceptable_latency_ms=20000";
     command.args(arguments).args(["--server_host=127.0.0.1", &port, &case, slow]);
     let mut client = Program::start("grpc-java's client", &mut command);
@@ -51,7 +51,7 @@ fn call(door: u16, case: &str) -> Result<(), String> {
     }
 }
 
-/// How one of its programs is started, in the clear.
+/// Returns the command line of a grpc-java program with plaintext.
 fn java(program: &str) -> Vec<String> {
     let classes = format!("{}/*", java_programs().display());
     let main = format!("io.grpc.testing.integration.{program}");
@@ -60,5 +60,5 @@ fn java(program: &str) -> Vec<String> {
     flags.chain([classes, main, "--use_tls=false".to_owned()]).collect()
 }
 
-/// A virtual machine starts within a second or two, and the longest case takes as long.
+/// A JVM starts within a second or two, and the longest case takes the same time.
 const PATIENCE: Duration = Duration::from_secs(60);
