@@ -1,4 +1,4 @@
-//! Requests to HTTP servers that this program has started itself, such as the sidecars of a demonstration.
+//! HTTP queries to servers that this program has started, such as the sidecars of the demo.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// What an admin page says at `path`.
+/// Queries an admin page at `path`.
 ///
 /// # Errors
-/// When nobody answers there, in time and within bounds, or the answer is a refusal.
+/// If there is no answer within the timeout and the size limit, or its status is an error.
 pub(crate) async fn admin(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     let asked = tokio::time::timeout(PATIENCE, exchange(address, path));
     let answer = match asked.await {
@@ -47,7 +47,7 @@ async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
         answer = &mut asked => answer,
         ended = &mut connection => {
             ended?;
-            // The connection may end first when the whole answer has arrived.
+            // The connection may end as soon as the whole answer has arrived.
             asked.await
         }
     }
@@ -55,5 +55,5 @@ async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
 
 /// Longer than any answer on one machine takes.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// More than a sidecar has to say.
+/// More than any sidecar's answer.
 const ANSWER_BYTES_MAX: usize = 8 << 20;

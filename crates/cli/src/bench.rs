@@ -1,4 +1,4 @@
-//! `leno bench`: the same work for every contender, in one run, as the published tables have it.
+//! `leno bench`: the same work for every contender in one run, in the form of published benchmarks.
 
 mod awaited;
 mod backend;
@@ -61,44 +61,44 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The proxies alone: CPU, throughput, latency and memory, by connections and body size
+    /// Proxies alone: CPU, throughput, latency and memory, by connections and body size
     Sidecar(SidecarArgs),
     /// Two links of bookinfo, 200 clients: throughput, latency, CPU and memory of the sidecars
     GatewayRatings(GatewayRatingsArgs),
     /// Constant rates from one client to three services: latency and cost by rate
     Latency(LatencyArgs),
-    /// Many sidecars that join at once: cost of the control plane, memory of sidecars
+    /// Many sidecars that join at once: control plane cost and sidecar memory
     Scale(ScaleArgs),
-    /// A consumer and three providers, chosen among by tag
+    /// One consumer and three providers, routed by tag
     Router(RouterArgs),
-    /// A consumer and three providers, of which bad ones are left alone
+    /// One consumer and three providers, with outlier detection of bad ones
     Removal(RouterArgs),
-    /// Every suite, within the time that is given
+    /// All suites within the time budget
     All(AllArgs),
-    /// Install a contender for this user
+    /// Install a contender for the current user
     Install(contender::InstallArgs),
-    /// Serve answers of any size
+    /// Serve responses of any size
     #[command(hide = true)]
     Backend(backend::BackendArgs),
-    /// Take what sidecars tell collectors
+    /// Receive the exports of sidecars, like a collector
     #[command(hide = true)]
     Collector(collector::CollectorArgs),
-    /// Be many sidecars
+    /// Simulate many sidecars
     #[command(hide = true)]
     Crowd(crowd::CrowdArgs),
     /// Forward TCP
     #[command(hide = true)]
     Floor(floor::FloorArgs),
-    /// Ask somebody else for each request
+    /// Call another service for each request
     #[command(hide = true)]
     Relay(relay::RelayArgs),
-    /// Run a command on some cores
+    /// Run a command on selected cores
     #[command(hide = true)]
     Pinned(pinned::PinnedArgs),
 }
 
 impl BenchArgs {
-    /// Measures and reports, or does what a part of a benchmark has to.
+    /// Runs a suite and reports, or runs a helper process of a benchmark.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Install(args) => args.run(),
@@ -123,8 +123,7 @@ async fn one(report: impl Future<Output = anyhow::Result<Report>>) -> anyhow::Re
     Ok(vec![report.await?])
 }
 
-/// Runs until the reports are there, or somebody stops us; then everything that was started ends
-/// with us.
+/// Runs until the reports are complete or a signal arrives; all child processes end with this one.
 fn measure(
     options: &Options,
     reports: impl Future<Output = anyhow::Result<Vec<Report>>>,
@@ -150,5 +149,5 @@ Examples:
   leno bench sidecar --contenders leno,envoy --connections 200
   leno bench install envoy
 
-Everything runs on this machine, over loopback. What is not installed is skipped and named.
+All processes run on this machine, over loopback. Contenders that are not installed are skipped and reported.
 ";

@@ -1,4 +1,4 @@
-//! `leno bug-report`: what a mesh says of itself, in one file, without its secrets.
+//! `leno bug-report`: diagnostics of a mesh in one archive, without secrets.
 
 mod machine;
 mod redact;
@@ -29,9 +29,8 @@ use redact::Redaction;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BugReportArgs {
-    /// The file to write, which must not exist, or - for standard output
-    /// [default: leno-bug-report-TIME.tar.gz in the first of these that can be written: here, the directory for temporary
-    /// files, the data directory]
+    /// Output file, which must not exist, or `-` for standard output [default: leno-bug-report-TIME.tar.gz in
+    /// the working directory, else in the directory for temporary files, else in the data directory]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -39,7 +38,7 @@ pub(crate) struct BugReportArgs {
 }
 
 impl BugReportArgs {
-    /// Collects what can be reached, and says what cannot.
+    /// Collects all available data and reports missing parts.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let now = OffsetDateTime::now_utc();
@@ -53,7 +52,7 @@ impl BugReportArgs {
         let collected = runtime.block_on(collect(&Mesh::at(&directory), &mut bundle));
         let written = collected.and_then(|answered| Ok((answered, bundle.finish(now)?)));
         if written.is_err() && !to_output {
-            // Half a report is no report.
+            // An incomplete archive is useless.
             std::fs::remove_file(&path).ok();
         }
         let (answered, (files, missing)) = written.with_context(|| path.display().to_string())?;
@@ -62,7 +61,7 @@ impl BugReportArgs {
             true => eprint!("{told}"),
             false => output::print_text(&told)?,
         }
-        // What is there is of use all the same; a script is to see that it is not what it wanted.
+        // A partial report is still useful, but the exit code reports it to scripts.
         Ok(match answered {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
@@ -70,7 +69,7 @@ impl BugReportArgs {
     }
 }
 
-/// Asks the control plane, and then every sidecar that it knows; false when there was nobody to ask.
+/// Queries the control plane and then each of its sidecars; false if the control plane did not answer.
 async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
     let mut proxies = Vec::new();
     for (name, path) in CONTROL {
@@ -82,7 +81,7 @@ async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
                 }
                 bundle.add_json(&file, &answer)?;
             }
-            // Who is not there answers nothing else either.
+            // An unreachable control plane fails all other queries as well.
             Err(error) if bundle.files == 0 => {
                 bundle.lack("control", &error);
                 return Ok(false);
@@ -116,7 +115,7 @@ async fn sidecar(mesh: &Mesh, proxy: &ProxyStatus, bundle: &mut Bundle) -> anyho
             Ok(page) => bundle.add(&file, &page)?,
             Err(error) => {
                 bundle.lack(&file, &error);
-                // The others would not be answered either.
+                // The remaining queries would fail as well.
                 break;
             }
         }
@@ -124,7 +123,7 @@ async fn sidecar(mesh: &Mesh, proxy: &ProxyStatus, bundle: &mut Bundle) -> anyho
     Ok(())
 }
 
-/// A new file that only its owner reads, or standard output.
+/// Opens a new file that only its owner may read, or standard output.
 fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     if path == Path::new("-") {
         if std::io::stdout().is_terminal() {
@@ -136,8 +135,8 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     Ok(Box::new(file.with_context(|| format!("{} cannot be written", path.display()))?))
 }
 
-/// The new file in the working directory, or in the first of these directories that can be written: a pod has a
-/// read-only root.
+/// Creates the file in the working directory, or in the first of these directories that is writable: a pod has
+/// a read-only root file system.
 fn open_first(name: &Path, others: &[&Path]) -> anyhow::Result<(PathBuf, Box<dyn Write>)> {
     let here = match open(name) {
         Ok(file) => return Ok((name.to_owned(), file)),
@@ -150,7 +149,7 @@ fn open_first(name: &Path, others: &[&Path]) -> anyhow::Result<(PathBuf, Box<dyn
     })
 }
 
-/// The report that is being written.
+/// The archive in progress.
 struct Bundle {
     archive: tar::Builder<GzEncoder<Box<dyn Write>>>,
     redaction: Redaction,
@@ -194,7 +193,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// Something that belongs in it could not be had.
+    /// Records a missing part.
     fn lack(&mut self, name: &str, why: &anyhow::Error) {
         self.missing.push(format!("{name}: {}", output::failure(why)));
     }
@@ -232,7 +231,7 @@ fn told(path: &Path, files: usize, missing: &[String]) -> String {
     text
 }
 
-/// What the control plane is asked.
+/// The queries to the control plane.
 const CONTROL: &[(&str, &str)] = &[
     ("status", "/status"),
     ("rejected", "/rejected"),
@@ -247,7 +246,7 @@ const CONTROL: &[(&str, &str)] = &[
     ("changes", "/changes"),
     ("traffic", "/traffic"),
 ];
-/// What every sidecar is asked.
+/// The queries to each sidecar.
 const SIDECAR: &[(&str, &str)] = &[
     ("world.json", "/world"),
     ("connections.json", "/connections"),
@@ -255,9 +254,9 @@ const SIDECAR: &[(&str, &str)] = &[
     ("circuits.json", "/circuits"),
     ("metrics.txt", "/metrics"),
 ];
-/// The most sidecars that are asked.
+/// The maximum number of queried sidecars.
 const SIDECARS_MAX: usize = 200;
-/// The most bytes before they are packed.
+/// The maximum size before compression, in bytes.
 const BYTES_MAX: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
@@ -267,9 +266,9 @@ Examples:
   kubectl -n leno-system exec deploy/leno-control -- \\
       /leno bug-report --data /var/lib/leno/control --out - > report.tar.gz
 
-What cannot be reached is named, and the rest is collected.
+Unreachable parts are reported, and the rest is collected.
 
-Exit codes: 0 it is collected; 1 no control plane answers, or the file cannot be written; 2 wrong usage.
+Exit codes: 0 complete; 1 no control plane answers, or the file cannot be written; 2 wrong usage.
 ";
 
 #[cfg(test)]
@@ -280,7 +279,7 @@ mod tests {
     fn the_report_goes_to_the_first_directory_that_can_be_written() {
         let place = tempfile::tempdir().unwrap();
         let missing = place.path().join("missing");
-        // The file below this one cannot be made, whatever the rights of the test.
+        // The file below this one cannot be created, regardless of the test's privileges.
         let name = Path::new("missing/report.tar.gz");
         let writable = place.path().join("data");
         std::fs::create_dir_all(writable.join("missing")).unwrap();

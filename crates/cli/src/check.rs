@@ -1,4 +1,4 @@
-//! `leno check`: finds mistakes in manifests, or in a cluster, without running anything.
+//! `leno check`: validation of manifests, or of a cluster, without running anything.
 
 mod kubernetes;
 
@@ -18,27 +18,27 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
-    /// A file or directory of YAML; may be given again
+    /// File or directory of YAML manifests; repeatable
     #[arg(short, long = "file", value_name = "PATH", required_unless_present = "kubernetes")]
     file: Vec<PathBuf>,
-    /// Check the cluster that kubectl would use: whether it can have a mesh, or whether the mesh that
-    /// it has is well
+    /// Check the cluster of the current kubeconfig context: its prerequisites for a mesh, or the health of the
+    /// installed mesh
     #[arg(long, conflicts_with = "file")]
     kubernetes: bool,
     #[command(flatten)]
     cluster: FoundArgs,
-    /// Fail on warnings too
+    /// Treat warnings as errors
     #[arg(short = 'W', long)]
     strict_warnings: bool,
-    /// How to print what was found
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: CheckFormat,
 }
 
-/// How findings are printed.
+/// The output format of findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub(crate) enum CheckFormat {
-    /// One line for each finding
+    /// One line per finding
     #[default]
     Text,
     /// JSON
@@ -46,7 +46,7 @@ pub(crate) enum CheckFormat {
 }
 
 impl CheckArgs {
-    /// Prints what is wrong or odd.
+    /// Prints errors and warnings.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.kubernetes {
             return kubernetes::run(&self.cluster, self.output, self.strict_warnings);
@@ -61,10 +61,10 @@ impl CheckArgs {
     }
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Debug, Serialize)]
 struct Findings {
-    /// Whether a mesh would accept everything, and there is something to accept.
+    /// True if a mesh would accept all documents, and there is at least one.
     ok: bool,
     objects: usize,
     rejected: Vec<Rejected>,
@@ -120,8 +120,8 @@ Examples:
   leno check --kubernetes
   leno check --kubernetes -n mesh --context staging -o json
 
-Exit codes: 0 everything would be accepted, or the cluster is well; 1 something is rejected or wrong, or
-there is nothing, or there are warnings and -W was given; 2 wrong usage.
+Exit codes: 0 all documents are valid, or the cluster is healthy; 1 a document is rejected or a check fails,
+there are no documents, or there are warnings with -W; 2 wrong usage.
 ";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The cluster that commands are about, as `kubectl` finds it.
+//! The Kubernetes cluster of a command, found in the same way as `kubectl`.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -6,34 +6,34 @@ use leno_kubernetes::api::{ApiError, NamespaceName};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::Name;
 
-/// Which control plane, of which cluster.
+/// Selects a control plane and its cluster.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArgs {
-    /// The namespace of the control plane
+    /// Namespace of the control plane
     #[arg(short, long, value_name = "NAME", default_value = SYSTEM_NAMESPACE, value_parser = namespace)]
     pub(crate) namespace: NamespaceName,
-    /// The context of the kubeconfig to use [default: the current one]
+    /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
 }
 
 impl ClusterArgs {
-    /// A connection, as `KUBECONFIG`, `~/.kube/config` or the account of the pod say.
+    /// Connects according to `KUBECONFIG`, `~/.kube/config` or the pod's service account.
     ///
     /// # Errors
-    /// When there is no cluster to be found.
+    /// If no cluster is configured.
     pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
         client(self.context.as_deref()).await
     }
 }
 
-/// Which control plane, of which cluster, for a command that looks for it by itself.
+/// Selects a cluster; the control plane is found automatically.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FoundArgs {
-    /// The namespace of the control plane [default: wherever it is]
+    /// Namespace of the control plane [default: detected]
     #[arg(short, long, value_name = "NAME", requires = "kubernetes", value_parser = namespace)]
     pub(crate) namespace: Option<NamespaceName>,
-    /// The context of the kubeconfig to use [default: the current one]
+    /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME", requires = "kubernetes")]
     context: Option<String>,
 }
@@ -42,15 +42,15 @@ impl FoundArgs {
     /// As [`ClusterArgs::client`].
     ///
     /// # Errors
-    /// When there is no cluster to be found.
+    /// If no cluster is configured.
     pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
         client(self.context.as_deref()).await
     }
 
-    /// The same without retries, which hide the API server's answer for minutes.
+    /// Connects without retries, which hide the API server's answer for minutes.
     ///
     /// # Errors
-    /// When there is no cluster to be found.
+    /// If no cluster is configured.
     pub(crate) async fn client_without_retries(&self) -> anyhow::Result<kube::Client> {
         let mut config = config(self.context.as_deref()).await?;
         config.default_retry = false;
@@ -58,10 +58,10 @@ impl FoundArgs {
     }
 }
 
-/// A connection to the cluster of a context, or of the current one.
+/// Connects to the cluster of a context, or of the current one.
 ///
 /// # Errors
-/// When there is no cluster to be found.
+/// If no cluster is configured.
 pub(crate) async fn client(context: Option<&str>) -> anyhow::Result<kube::Client> {
     connect(config(context).await?)
 }
@@ -84,16 +84,16 @@ fn connect(config: kube::Config) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("cannot connect to the cluster")
 }
 
-/// Runs to its end what waits for a cluster.
+/// Runs a future that uses a cluster to completion.
 ///
 /// # Errors
-/// As `work`, or when the system gives no room for it.
+/// As `work`, or if the runtime cannot be created.
 pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot wait for the cluster")?.block_on(work)
 }
 
-/// An error of the API server in its words.
+/// Formats an error of the API server.
 pub(crate) fn plain(error: ApiError) -> anyhow::Error {
     anyhow::anyhow!("{error}")
 }
@@ -102,10 +102,10 @@ fn namespace(text: &str) -> Result<NamespaceName, String> {
     NamespaceName::new(text).map_err(|_| NO_NAMESPACE.to_owned())
 }
 
-/// The name of a namespace.
+/// Parses the name of a namespace.
 ///
 /// # Errors
-/// In words for whoever wrote it.
+/// A message for users.
 pub(crate) fn namespace_name(text: &str) -> Result<Name, String> {
     let name = namespace(text)?;
     Name::new(&name).map_err(|_| NO_NAMESPACE.to_owned())

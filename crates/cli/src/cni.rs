@@ -1,5 +1,4 @@
-//! `leno cni`: the network plugin of a node leads pods' connections to their sidecars, so that pods
-//! need no privilege for it.
+//! `leno cni`: a CNI plugin that redirects pods' traffic to their sidecars, so that pods need no privileges.
 
 mod conflist;
 mod node;
@@ -22,7 +21,7 @@ pub(crate) struct CniArgs {
 
 #[derive(Debug, Subcommand)]
 enum CniCommand {
-    /// Put the plugin into this node's network, keep it there, and answer what it asks
+    /// Install the plugin on this node, maintain its configuration, and serve its requests
     Node(node::NodeArgs),
 }
 
@@ -37,11 +36,11 @@ impl CniArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  leno install --cni --apply                  a pod on each node runs the next line
+  leno install --cni --apply                  runs the next command in a pod on each node
   leno cni node --bin-dir /host/bin --conf-dir /host/net.d
 
-The plugin is this program under the name `leno-cni`: the container runtime calls it for each pod
-after the plugins that give the pod its network. It asks the pod on its node what is to be led to
-the sidecar. While that pod is away, pods outside of --pass namespaces are not started: none runs
-without what it was promised.
+The plugin is this program under the name `leno-cni`: the container runtime runs it for each new pod,
+after the plugins that set up the pod's network. It queries the agent pod on its node for the pod's
+redirection. While the agent is down, pods outside the --pass namespaces do not start, so that no pod
+runs without redirection.
 ";

@@ -1,4 +1,4 @@
-//! `leno completions`: what a shell needs to complete our commands.
+//! `leno completions`: shell completion scripts.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CompletionsArgs {
-    /// The shell
+    /// Shell
     #[arg(value_enum)]
     shell: Shell,
 }

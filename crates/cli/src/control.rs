@@ -1,4 +1,4 @@
-//! `leno control`: a control plane alone.
+//! `leno control`: a standalone control plane.
 
 mod kubernetes;
 
@@ -26,92 +26,91 @@ use crate::{limits, stop};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ControlArgs {
-    /// A file or directory of YAML; may be given again
+    /// File or directory of YAML manifests; repeatable
     #[arg(short, long = "file", value_name = "PATH", required_unless_present = "kubernetes")]
     file: Vec<PathBuf>,
     #[command(flatten)]
     mesh: MeshArgs,
     #[command(flatten)]
     cluster: kubernetes::ClusterArgs,
-    /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics
+    /// Address for health checks and metrics (plain HTTP): /livez, /readyz, /metrics
     #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
-    /// Where it listens for sidecars; with port 0 the kernel chooses
+    /// Address for sidecar connections; port 0: chosen by the kernel
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010", value_parser = listening)]
     listen: SocketAddr,
-    /// Another control plane of the same mesh; may be given again. One list may serve all of them:
-    /// an own address in it is passed over
+    /// Address of another control plane of the same mesh; repeatable. All control planes may share one list: a
+    /// control plane ignores its own address
     #[arg(long = "peer", value_name = "ADDRESS", value_delimiter = ',', requires = "shared")]
     peers: Vec<SocketAddr>,
-    /// A directory that all control planes of the mesh share, with the authority and unused tokens
+    /// Directory shared by all control planes of the mesh, with the certificate authority and unused tokens
     /// [default: the data directory]
     #[arg(long, value_name = "DIR")]
     shared: Option<PathBuf>,
-    /// A directory with an intermediate authority that somebody else makes and replaces: `tls.key`,
-    /// `tls.crt` and `ca.crt` as cert-manager writes them [default: a root of its own]
+    /// Directory with an externally managed intermediate CA: `tls.key`, `tls.crt` and `ca.crt` as written by
+    /// cert-manager [default: a self-signed root]
     #[arg(long, value_name = "DIR")]
     issuer: Option<PathBuf>,
 }
 
-/// Where the facts are.
+/// The manifests of a mesh.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FactsArgs {
-    /// A file or directory of YAML; may be given again
+    /// File or directory of YAML manifests; repeatable
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     pub(crate) file: Vec<PathBuf>,
 }
 
-/// What every control plane is told.
+/// Options of every control plane.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MeshArgs {
     #[command(flatten)]
     pub(crate) data: DataArgs,
-    /// The address for token files, when sidecars on other machines reach the control plane by
-    /// another one than --listen
+    /// Address for token files, if sidecars on other machines cannot use the --listen address
     #[arg(long, value_name = "ADDRESS")]
     advertise: Option<SocketAddr>,
-    /// How long certificates live; they are renewed at half of it
+    /// Certificate lifetime; certificates are renewed after half of it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_positive)]
     certificate_lifetime: Duration,
-    /// A file of PEM: who vouches for the servers that `JwtValidation`s have keys read from, and for the
-    /// collector that the control plane pushes its metrics to [default: the roots of the system]
+    /// CA certificates (PEM) used to verify JWKS servers and the metrics collector [default: the system's
+    /// roots]
     #[arg(long, value_name = "FILE")]
     key_roots: Option<PathBuf>,
-    /// Hosts and ranges of addresses, in addition to public addresses, from which keys for `JwtValidation`s may be read,
-    /// or `none`; a host stands for private addresses alone [default: loopback and private addresses; with
-    /// --kubernetes none]
+    /// Hosts and address ranges from which `JwtValidation` keys may be fetched, in addition to public
+    /// addresses, or `none`; a host stands for its private addresses only [default: loopback and private
+    /// addresses; with --kubernetes none]
     #[arg(long, value_name = "LIST")]
     jwks_allow: Option<PermittedServers>,
-    /// The one directory below which `JwtValidation`s may name files with keys [default: all files; with
+    /// Directory that contains all key files `JwtValidation`s may reference [default: all files; with
     /// --kubernetes none]
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     jwks_files: Option<PathBuf>,
-    /// How often sidecars tell what they counted, at least 1s; `off` when they are not to
+    /// Interval of sidecar metrics reports, at least 1s; `off` to disable
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_every)]
     report_every: ReportEvery,
-    /// Where the page for browsers is: an address, or `off`; with port 0 the kernel chooses. Beyond
-    /// loopback it asks for a token, that `leno status` tells
+    /// Address of the web UI, or `off`; port 0: chosen by the kernel. Beyond loopback it requires the token
+    /// from `leno status`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_page)]
     page: PageAddress,
-    /// How long a token of `leno token` can be used
+    /// Lifetime of tokens from `leno token`
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_positive)]
     token_lifetime: Duration,
 }
 
-/// The path from the root, because rules name files so.
+/// Returns the absolute path, because rules name files by absolute paths.
 fn absolute(path: &str) -> std::io::Result<PathBuf> {
     std::path::absolute(path)
 }
 
 impl MeshArgs {
-    /// The servers and files that keys may be read from: the options, or the default of the rules' authors.
+    /// Returns the permitted key servers and files: the options, or the default for the authors of the rules.
     fn key_access(&self, default: KeyAccess) -> KeyAccess {
         let servers = self.jwks_allow.clone().unwrap_or(default.servers);
         let files = self.jwks_files.clone().map(PermittedFiles::Below).unwrap_or(default.files);
         KeyAccess { servers, files, ..default }
     }
 
-    /// What the control plane is told.
+    /// Returns the control plane configuration.
     pub(crate) fn config(&self, data: PathBuf, listen: SocketAddr, facts: Vec<PathBuf>) -> Config {
         Config {
             listen,
@@ -129,11 +128,11 @@ impl MeshArgs {
 }
 
 impl FactsArgs {
-    /// Looks whether there is anything to run a mesh of. A given path that is missing is an error
-    /// even where others have documents: its objects would count as deleted after a restart.
+    /// Checks that there are manifests to run a mesh from. A missing path is an error even if other paths have
+    /// documents: its objects would count as deleted after a restart.
     ///
     /// # Errors
-    /// When a path is missing, or no document is valid. The problems are printed.
+    /// If a path is missing, or no document is valid. The problems are printed.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let update = FileSource::new(self.file.clone()).reload();
         self.check_paths()?;
@@ -165,11 +164,11 @@ impl FactsArgs {
     }
 }
 
-/// How often sidecars tell what they counted, if they are to.
+/// The interval of sidecar metrics reports, if enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReportEvery(Option<Duration>);
 
-/// Where the page for browsers is, if there is to be one.
+/// The address of the web UI, if enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageAddress(Option<SocketAddr>);
 
@@ -194,15 +193,15 @@ fn parse_page(text: &str) -> Result<PageAddress, String> {
     address.map(|address| PageAddress(Some(address))).map_err(refused)
 }
 
-/// Starts a control plane; documents on account of which it does not start are printed.
+/// Starts a control plane; prints the documents that prevent the start.
 ///
 /// # Errors
-/// When it cannot start.
+/// If it cannot start.
 pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
     told(Control::start(config).await)
 }
 
-/// A control plane that has started; documents on account of which it has not are printed.
+/// Returns a started control plane, or prints the documents that prevent its start.
 fn told(started: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &started {
         for rejected in rejected {
@@ -249,7 +248,7 @@ impl ControlArgs {
                 false => Ok((self.start_alone(data.path()).await?, None)),
             }
         };
-        // Who waits for an API server can be stopped.
+        // The wait for an API server can be interrupted.
         let (control, mut cluster) = tokio::select! {
             () = &mut stop => return Ok(()),
             started = started => started as anyhow::Result<_>,
@@ -294,7 +293,7 @@ impl ControlArgs {
         ended
     }
 
-    /// From files, with an authority in a directory.
+    /// Starts from files, with an authority in a directory.
     async fn start_alone(&self, data: &Path) -> anyhow::Result<Control> {
         let facts = FactsArgs { file: self.file.clone() };
         facts.check()?;
@@ -309,10 +308,10 @@ impl ControlArgs {
     }
 }
 
-/// What turns something off.
+/// The value that disables an option.
 const OFF: &str = "off";
 
-/// Rates are formed over half a minute: sidecars that told less often would seem to stand still.
+/// Rates are averaged over half a minute: sidecars with a longer interval would appear idle.
 const REPORT_EVERY_MAX: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
@@ -320,14 +319,14 @@ Examples:
   leno control -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
   leno token shop/cart-2 --data /var/lib/leno --out cart-2.token
   leno get proxies --data /var/lib/leno
-  Three on the same files, of which each sidecar uses one that is there:
+  Three replicas with the same files; each sidecar connects to one that is reachable:
     leno control -f mesh/ --data /var/lib/leno-1 --shared /srv/leno --listen 192.0.2.1:15010 \\
         --peer 192.0.2.1:15010,192.0.2.2:15010,192.0.2.3:15010
-  In a cluster, with all that it tells of pods, services and rules:
+  In a Kubernetes cluster, with pods, services and rules from its API server:
     leno control --kubernetes --listen [::]:15010 --health [::]:15020 --data /var/lib/leno
 
-SIGTERM, SIGINT, SIGQUIT, SIGPWR and SIGXCPU stop it; SIGHUP reads the files again. SIGUSR1, SIGUSR2, SIGALRM and other
-signals of timers and programs are ignored.
+SIGTERM, SIGINT, SIGQUIT, SIGPWR and SIGXCPU stop the control plane; SIGHUP reloads the files. SIGUSR1, SIGUSR2, SIGALRM and
+other timer and user signals are ignored.
 ";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The data directory: where a mesh keeps its keys, tokens and sockets, one mesh per directory.
+//! The data directory of a mesh, with its keys, tokens and sockets; one mesh per directory.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -12,20 +12,20 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use leno_identity::{create_private_directory, open_lock, quoted};
 
-/// Which data directory is meant.
+/// Selects the data directory.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DataArgs {
-    /// The data directory of the mesh [default: ~/.local/state/leno/default]
+    /// Data directory of the mesh [default: ~/.local/state/leno/default]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     #[command(flatten)]
     home: HomeArgs,
 }
 
-/// Where the user's files belong, from the environment; nothing to type.
+/// The user's base directories, from the environment only.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HomeArgs {
-    // Text, because a path of clap's must not be empty: empty is unset (the XDG specification).
+    // Text, because clap rejects empty paths: empty means unset (the XDG specification).
     #[arg(long, env = "XDG_STATE_HOME", hide = true)]
     state_home: Option<OsString>,
     #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
@@ -35,10 +35,10 @@ pub(crate) struct HomeArgs {
 }
 
 impl DataArgs {
-    /// The directory, which may not exist yet, as an absolute path.
+    /// Returns the absolute path of the directory, which may not exist yet.
     ///
     /// # Errors
-    /// When it is not given and there is no home directory.
+    /// If it is not given and there is no home directory.
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         let path = match &self.data {
             Some(path) => path.clone(),
@@ -49,7 +49,7 @@ impl DataArgs {
         Ok(within_volume(path))
     }
 
-    /// The option that leads another command to the same directory, for hints; empty by default.
+    /// Returns the option that selects this directory in another command, for hints; empty for the default.
     pub(crate) fn hint(&self) -> String {
         match &self.data {
             Some(path) => format!(" --data {}", path.display()),
@@ -57,7 +57,7 @@ impl DataArgs {
         }
     }
 
-    /// A text in which the commands of Leno that it names have the option of [`DataArgs::hint`].
+    /// Adds the option of [`DataArgs::hint`] to the Leno commands in a text.
     pub(crate) fn in_commands(&self, text: &str) -> String {
         let hint = self.hint();
         let mut out = String::new();
@@ -79,7 +79,8 @@ impl DataArgs {
     }
 }
 
-/// The length of a command of Leno that has the option `--data`, up to the place of the option; `None` for other words.
+/// Returns the length of a Leno command that has the option `--data`, up to the position of the option; `None`
+/// for other words.
 fn command_length(text: &str) -> Option<usize> {
     let word = |text: &str| text.find(|c: char| !c.is_ascii_lowercase() && c != '-');
     let end_of = |start: usize| {
@@ -101,30 +102,30 @@ fn command_length(text: &str) -> Option<usize> {
     }
 }
 
-/// The beginning of each command.
+/// The start of each command.
 const PROGRAM: &str = "leno ";
 
 impl HomeArgs {
-    /// Where leno keeps its state for this user.
+    /// Returns the directory of Leno's state for this user.
     ///
     /// # Errors
-    /// When there is no home directory.
+    /// If there is no home directory.
     pub(crate) fn state(&self) -> anyhow::Result<PathBuf> {
         let state = self.directory(&self.state_home, ".local/state");
         state.context("there is no home directory: say where to keep state")
     }
 
-    /// Where leno keeps for this user what it can make again.
+    /// Returns the cache directory for this user.
     ///
     /// # Errors
-    /// When there is no home directory.
+    /// If there is no home directory.
     pub(crate) fn cache(&self) -> anyhow::Result<PathBuf> {
         let cache = self.directory(&self.cache_home, ".cache");
         cache.context("there is no home directory: say where to keep what is built")
     }
 
     fn directory(&self, xdg: &Option<OsString>, in_home: &str) -> Option<PathBuf> {
-        // The XDG specification: a relative path is to be ignored.
+        // The XDG specification: relative paths are ignored.
         let xdg = xdg.as_ref().map(PathBuf::from).filter(|path| path.is_absolute());
         let home = self.user_home.as_ref().filter(|home| !home.is_empty());
         let home = || Some(Path::new(home?).join(in_home));
@@ -140,10 +141,10 @@ pub(crate) struct DataDirectory {
 }
 
 impl DataDirectory {
-    /// Creates the directory if need be, for its owner only, and locks it.
+    /// Creates the directory if needed, accessible to its owner only, and locks it.
     ///
     /// # Errors
-    /// When it cannot be used, or another mesh runs on it.
+    /// If it cannot be used, or another mesh runs on it.
     pub(crate) fn claim(path: PathBuf) -> anyhow::Result<Self> {
         create_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
@@ -167,10 +168,10 @@ impl DataDirectory {
         Ok(Self { path, _lock: lock })
     }
 
-    /// As [`DataDirectory::claim`]; `None` when another mesh runs on the directory.
+    /// As [`DataDirectory::claim`]; `None` if another mesh runs on the directory.
     ///
     /// # Errors
-    /// When it cannot be used.
+    /// If it cannot be used.
     pub(crate) fn claim_unless_used(path: PathBuf) -> anyhow::Result<Option<Self>> {
         Self::claim_within(path, LOCK_PATIENCE)
     }
@@ -180,7 +181,7 @@ impl DataDirectory {
         let mut lock = lock_file(&path)?;
         let context = || format!("cannot lock {}", path.join(LOCK_FILE).display());
         let mut locked = lock_within(&lock, patience).with_context(context)?;
-        // A mesh writes its number: another process cleans the directory, and ends soon.
+        // A lock without the process ID of a mesh belongs to a process that cleans the directory and ends soon.
         if !locked && !holder_lives(&mut lock) {
             locked = lock_within(&lock, CLEAN_PATIENCE).with_context(context)?;
         }
@@ -188,7 +189,7 @@ impl DataDirectory {
         Ok((!is_used).then_some(Self { path, _lock: lock }))
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -199,16 +200,16 @@ fn lock_file(directory: &Path) -> anyhow::Result<File> {
     open_lock(&path).with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// True when a mesh has run on the directory.
+/// True if a mesh has run on the directory.
 pub(crate) fn has_run(directory: &Path) -> bool {
     directory.join(LOCK_FILE).exists()
 }
 
-/// Locks a file, and waits so long for a process that is ending: one that was killed keeps its locks
-/// until the system has taken its memory back.
+/// Locks a file, with a timeout for a process that is ending: a killed process keeps its locks until the system
+/// has reclaimed its memory.
 ///
 /// # Errors
-/// When the file cannot be locked at all.
+/// If the file cannot be locked at all.
 pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => return Ok(true),
@@ -217,7 +218,7 @@ pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
     }
     let waiting = file.try_clone()?;
     let (locked, outcome) = mpsc::channel();
-    // A wait in vain ends with the process: its caller reports the lock and exits.
+    // The thread ends with the process: the caller reports the failed lock and exits.
     std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
         drop(locked.send(waiting.lock()));
     })?;
@@ -227,11 +228,11 @@ pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
     }
 }
 
-/// Creates a directory that only its owner may enter, and those above it that are missing, whatever
-/// the umask is; one that exists is left as it is.
+/// Creates a directory and its missing parents, accessible to the owner only, whatever the umask; an existing
+/// directory stays unchanged.
 ///
 /// # Errors
-/// When it cannot be created, or another user may change its content.
+/// If it cannot be created, or another user may change its content.
 pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     create_private_directory(path)?;
@@ -248,13 +249,13 @@ pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// True for a directory of a user other than this one and root.
+/// True for the directory of a user other than this one and root.
 fn is_foreign(owner: u32, us: u32) -> bool {
     owner != us && owner != ROOT
 }
 
-/// Where a directory of ours is, in a volume that a container was given: Kubernetes makes them root's,
-/// and lets everybody write there. Any other path is what it is.
+/// Returns the subdirectory to use in a container volume: Kubernetes creates volumes as root's and
+/// world-writable. Other paths stay unchanged.
 pub(crate) fn within_volume(path: PathBuf) -> PathBuf {
     let Some(above) = path.parent() else { return path };
     let (Ok(found), Ok(above)) = (std::fs::metadata(&path), std::fs::metadata(above)) else {
@@ -267,7 +268,7 @@ pub(crate) fn within_volume(path: PathBuf) -> PathBuf {
     }
 }
 
-/// Whether everybody may write there, as in a volume that was just made.
+/// True if the directory is world-writable, as a new volume is.
 fn is_everybodys(mode: u32, owner: u32) -> bool {
     owner == ROOT && mode & 0o007 == 0o007 && mode & STICKY == 0
 }
@@ -278,7 +279,7 @@ pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Longer than the applications of a killed mesh take to end.
 pub(crate) const CLEAN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// The process that holds the lock, as far as it has written its number.
+/// Returns the process that holds the lock, if it has written its process ID.
 fn holder(lock: &mut File) -> Option<String> {
     let mut text = String::new();
     Some(match lock.take(PID_BYTES_MAX).read_to_string(&mut text) {
@@ -287,19 +288,20 @@ fn holder(lock: &mut File) -> Option<String> {
     })
 }
 
-/// True when the process with the number in a lock lives: the last mesh has written its number there.
+/// True if the process ID in the lock file, written by the last mesh, is of a live process.
 fn holder_lives(lock: &mut File) -> bool {
     let mut text = String::new();
     let read = lock.take(PID_BYTES_MAX).read_to_string(&mut text);
     let pid = text.trim().parse::<u32>().ok().filter(|_| read.is_ok());
-    // A zombie has no program.
+    // A zombie has no executable.
     pid.is_some_and(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok())
 }
 
-/// The process of a mesh that runs on after its data directory was removed, with the lock. Its parts make the directory again, so
-/// that another mesh must not have it. The lock that was removed is still open in that process.
+/// Returns the process of a mesh that still runs after its data directory was removed, together with the lock.
+/// Its parts recreate the directory, so another mesh must not use it. The removed lock is still open in that
+/// process.
 fn holder_of_removed(directory: &Path, lock: &File) -> Option<String> {
-    // Only a lock that was made just now has no number of a process.
+    // Only a new lock file has no process ID.
     if lock.metadata().is_ok_and(|found| found.len() > 0) {
         return None;
     }
@@ -319,13 +321,13 @@ fn holder_of_removed(directory: &Path, lock: &File) -> Option<String> {
 }
 
 const LOCK_FILE: &str = "lock";
-/// What is ours in a volume that is everybody's.
+/// The name of the subdirectory in a world-writable volume.
 const IN_VOLUME: &str = "leno";
-/// Only owners remove what is in such a directory, as in `/tmp`.
+/// The sticky bit: only owners remove entries of such a directory, as in `/tmp`.
 const STICKY: u32 = 0o1000;
-/// The user who may do everything anyway.
+/// The superuser.
 const ROOT: u32 = 0;
-/// No process id is longer.
+/// The maximum length of a process ID.
 const PID_BYTES_MAX: u64 = 20;
 
 #[cfg(test)]
@@ -342,7 +344,7 @@ mod tests {
         let claim = || DataDirectory::claim(data.clone());
         let running = claim().unwrap();
         let used = format!("is used by another mesh (process {})", std::process::id());
-        // The second time it is there again, as the parts of the mesh make it.
+        // The second time the directory exists again, as the parts of the mesh recreate it.
         for is_made_again in [false, true] {
             std::fs::remove_dir_all(&data).unwrap();
             if is_made_again {
@@ -386,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Two `leno up --clean` at once: the second one waits for the first, which is no mesh.
+    /// Two concurrent `leno up --clean`: the second waits for the first, which is not a mesh.
     #[test]
     fn a_directory_that_another_process_cleans_is_waited_for() {
         let scratch = tempfile::tempdir().unwrap();
@@ -401,7 +403,7 @@ mod tests {
         let first = claim().unwrap();
         std::thread::scope(|scope| {
             let second = scope.spawn(claim);
-            // The second one may begin before or after this.
+            // The second may begin before or after this.
             std::thread::yield_now();
             drop(first);
             assert!(second.join().unwrap().is_some());
@@ -412,7 +414,7 @@ mod tests {
     fn a_volume_that_is_everybodys_is_told_from_other_directories() {
         for (mode, owner, expected) in [
             (0o777, ROOT, true),
-            // With a group of the file system's.
+            // With the setgid bit of a volume's group.
             (0o2777, ROOT, true),
             (0o1777, ROOT, false),
             (0o755, ROOT, false),

@@ -1,4 +1,4 @@
-//! The demo: bookinfo in a mesh on this machine, driven, measured and judged.
+//! The demo: bookinfo in a local mesh, with load, measurements and a verdict.
 
 pub(crate) mod bookinfo;
 mod observe;

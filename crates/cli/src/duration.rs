@@ -1,13 +1,13 @@
-//! Durations as people write them: `500ms`, `20s`, `1m30s`, `24h`.
+//! Durations on the command line: `500ms`, `20s`, `1m30s`, `24h`.
 
 use std::time::Duration;
 
 pub(crate) use leno_control::figures::short;
 
-/// Reads numbers with units, largest unit first or in any other order: `1h30m`, `0.5s`.
+/// Parses numbers with units, in any order: `1h30m`, `0.5s`.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let refused =
         || format!("`{text}` is not a duration: use for example 500ms, 20s, 1m30s or 24h");
@@ -33,10 +33,10 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Like [`parse_duration`], for what cannot be nothing.
+/// Like [`parse_duration`], but rejects zero.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         Duration::ZERO => Err("it must be longer than nothing".to_owned()),
@@ -56,7 +56,7 @@ fn unit_seconds(unit: &str) -> Option<f64> {
     })
 }
 
-/// Ten years: longer than anything here lives, short enough for every clock.
+/// Ten years: longer than any timer here, short enough for every clock.
 const DURATION_MAX: Duration = Duration::from_secs(3_650 * 86_400);
 
 #[cfg(test)]

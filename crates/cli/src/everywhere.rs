@@ -1,8 +1,8 @@
-//! Listening at every address of the machine, whichever versions of IP it has.
+//! Wildcard listen addresses, with or without IPv6.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Every address of the machine: of both versions, or of version 4 where there is no other.
+/// Returns the wildcard address: of both IP versions, or of IPv4 if there is no IPv6.
 pub(crate) fn any() -> IpAddr {
     match has_v6() {
         true => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -10,7 +10,7 @@ pub(crate) fn any() -> IpAddr {
     }
 }
 
-/// Reads where to listen. `[::]` is every address of the machine, also of one without IPv6.
+/// Parses a listen address. `[::]` is the wildcard address, also on a machine without IPv6.
 pub(crate) fn listening(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|_| ADDRESS_AND_PORT.to_owned())?;
     Ok(at(address, has_v6()))
@@ -23,12 +23,12 @@ fn at(address: SocketAddr, has_v6: bool) -> SocketAddr {
     }
 }
 
-/// Where IPv6 is off, its loopback is nobody's address.
+/// Without IPv6 its loopback address cannot be bound.
 pub(crate) fn has_v6() -> bool {
     UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
-/// The remedy for text that is no address with a port.
+/// The hint for text that is not an address with a port.
 pub(crate) const ADDRESS_AND_PORT: &str =
     "use an address and a port, such as 192.0.2.1:15010 or [::]:15010";
 

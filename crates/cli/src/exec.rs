@@ -1,4 +1,4 @@
-//! The hidden `leno exec`: becomes another command, tied to the life of its supervisor.
+//! The hidden `leno exec`: executes a command that ends with its supervisor.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,36 +17,36 @@ use crate::{limits, output};
 /// Arguments of the hidden `leno exec`.
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
-    /// The process that started this one, and without which it is not to live
+    /// Process ID of the supervisor; the command ends with it
     #[arg(long)]
     parent: i32,
-    /// The file that gets the process group
+    /// File that records the process group
     #[arg(long)]
     record: Option<PathBuf>,
-    /// The soft limit of open files to give back
+    /// Soft limit of open files to restore
     #[arg(long)]
     open_files: Option<u64>,
-    /// The directory that the command runs in
+    /// Working directory of the command
     #[arg(long)]
     cwd: Option<PathBuf>,
-    /// The user that the command runs as: NAME, UID or UID:GID
+    /// User of the command: NAME, UID or UID:GID
     #[arg(long)]
     user: Option<Account>,
-    /// A variable that the Workload sets: it stays as it is
+    /// Name of a variable that the Workload sets, which stays unchanged
     #[arg(long)]
     set: Vec<String>,
-    /// The command
+    /// Command
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
 impl ExecArgs {
-    /// Becomes the command; returns only if that fails.
+    /// Executes the command; returns only on failure.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(soft) = self.open_files {
             limits::restore_open_files(soft).context("the limit of open files")?;
         }
-        // A later user may not write there. Without a record the application runs all the same.
+        // A later user may lack write access. The application runs even without a record.
         if let Some(Err(error)) = self.record.as_deref().map(groups::record) {
             crate::log::say(&format!(
                 "a killed `leno up` would leave processes of this application: {}",
@@ -54,7 +54,7 @@ impl ExecArgs {
             ));
         }
         let home = self.user.as_ref().map(become_user).transpose()?.flatten();
-        // The kernel forgets this when the user changes.
+        // The kernel clears this setting when the user changes.
         die_with(self.parent, Signal::KILL)?;
         if let Some(cwd) = &self.cwd {
             std::env::set_current_dir(cwd).with_context(|| {
@@ -68,7 +68,7 @@ impl ExecArgs {
             self.command.split_first().context("there is no command to run")?;
         let mut command = Command::new(program);
         command.args(arguments);
-        // Its descendants inherit it: they end with the application.
+        // Descendants inherit it: they end with the application.
         if let Ok(run) = descendants::own_run() {
             command.envs(run.variable());
         }
@@ -84,7 +84,7 @@ impl ExecArgs {
     }
 }
 
-/// A user as an option names it.
+/// A user as given by the option.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Account {
     Named(String),
@@ -105,11 +105,11 @@ impl FromStr for Account {
     }
 }
 
-/// Gives up the rights of this process for those of a user, with the groups of that.
+/// Drops the privileges of this process to those of a user and its groups.
 ///
 /// The returned name and home directory replace those of this process; `None` if the user stays the same.
 fn become_user(account: &Account) -> anyhow::Result<Option<Home>> {
-    // Comments and names of other users may be in any encoding.
+    // Comments and names of other users may have any encoding.
     let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let (users, groups) = (read(USERS).unwrap_or_default(), read(GROUPS).unwrap_or_default());
     let found = resolve(account, &users, &groups)?;
@@ -121,7 +121,7 @@ fn become_user(account: &Account) -> anyhow::Result<Option<Home>> {
         bail!("cannot run as user {}: spec.user needs a `leno up` that runs as root", found.user);
     }
     let groups: Vec<Gid> = found.groups.iter().copied().map(Gid::from_raw).collect();
-    // Before exec this process has one thread, so that its rights are those of the process.
+    // Before exec this process has one thread, so the thread's credentials are those of the process.
     rustix::thread::set_thread_groups(&groups)
         .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(found.group)))
         .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(found.user)))
@@ -136,17 +136,17 @@ struct Home {
     directory: String,
 }
 
-/// The numbers of a user.
+/// The numeric IDs of a user.
 #[derive(Debug, PartialEq, Eq)]
 struct Numbers {
     user: u32,
     group: u32,
-    /// All groups that it is a member of.
+    /// All groups of the user.
     groups: Vec<u32>,
     home: Home,
 }
 
-/// Looks a user up in the text of `/etc/passwd` and `/etc/group`.
+/// Resolves a user from the text of `/etc/passwd` and `/etc/group`.
 fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbers> {
     let rows = users.lines().filter_map(|line| {
         let mut fields = line.split(':');
@@ -159,7 +159,7 @@ fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbe
         Account::Named(wanted) => rows.into_iter().find(|(name, ..)| name == wanted),
         Account::Numbered(wanted, _) => rows.into_iter().find(|(_, (user, _), _)| user == wanted),
     };
-    // A number without an entry has no home: as in containers, that is the root directory.
+    // A UID without an entry has no home: as in containers, it is the root directory.
     let home = Home {
         name: found.map_or_else(|| written(account), |(name, ..)| name.to_owned()),
         directory: found.map_or("/", |(.., home)| home).to_owned(),
@@ -192,14 +192,14 @@ fn written(account: &Account) -> String {
     }
 }
 
-/// Asks the kernel for `signal` when `parent` dies. The setting outlives `exec`, not `fork`.
+/// Requests `signal` from the kernel when `parent` dies. The setting survives `exec`, but not `fork`.
 ///
 /// # Errors
-/// When the parent is gone already, or the kernel refuses.
+/// If the parent has already ended, or the kernel rejects the request.
 pub(crate) fn die_with(parent: i32, signal: Signal) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(signal))
         .context("cannot be tied to the life of the supervisor")?;
-    // It may have died before the signal was asked for.
+    // The parent may have died before the request.
     if rustix::process::getppid() != Pid::from_raw(parent) {
         bail!("the supervisor {parent} is gone");
     }

@@ -1,8 +1,8 @@
-//! Rates, shares and times as people read them, in a column's width.
+//! Rates, shares and times, formatted for table columns.
 
 pub(crate) use leno_control::figures::{AILING, FAILING, counted, rate, share};
 
-/// Milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`.
+/// Formats milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`.
 pub(crate) fn latency(ms: Option<f64>) -> String {
     match ms {
         None => String::new(),
@@ -13,7 +13,7 @@ pub(crate) fn latency(ms: Option<f64>) -> String {
     }
 }
 
-/// CPU in thousandths of a core: `0.2 mCPU`, `41 mCPU`.
+/// Formats CPU usage in thousandths of a core: `0.2 mCPU`, `41 mCPU`.
 pub(crate) fn cpu(cores: f64) -> String {
     match cores * 1e3 {
         milli if milli <= 0.0 => "0 mCPU".to_owned(),
@@ -22,12 +22,12 @@ pub(crate) fn cpu(cores: f64) -> String {
     }
 }
 
-/// Memory: `4.2 MiB`.
+/// Formats memory: `4.2 MiB`.
 pub(crate) fn memory(kib: u64) -> String {
     format!("{:.1} MiB", kib as f64 / 1024.0)
 }
 
-/// A line of blocks, as high as the numbers are compared with the largest of them.
+/// Renders numbers as a line of blocks, relative to the largest number.
 pub(crate) fn sparkline(numbers: &[u32]) -> String {
     const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let largest = numbers.iter().copied().max().unwrap_or(0).max(1);

@@ -1,4 +1,4 @@
-//! `leno gateway`: one proxy of a gateway, where strangers come in.
+//! `leno gateway`: one proxy of a gateway, which accepts external clients.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -19,16 +19,17 @@ use crate::proxy::{MemberArgs, ServingArgs, serve};
 pub(crate) struct GatewayArgs {
     #[command(flatten)]
     member: MemberArgs,
-    /// Where the listeners of the gateway are, at the ports that it has
-    /// [default: every address of the machine, `::` or, without IPv6, 0.0.0.0]
+    /// Address of the gateway's listeners, on the ports of the gateway [default: every address of the machine,
+    /// `::` or, without IPv6, 0.0.0.0]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
-    /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics. It is
-    /// ready once it has a certificate, knows its gateway and listens at all ports of that
+    /// Address for health checks and metrics (plain HTTP): /livez, /readyz, /metrics. Ready once the proxy has
+    /// a certificate and its gateway configuration, and listens on all of the gateway's ports
     #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
-    /// The time between SIGTERM and the drain, in which it goes on to serve: load balancers notice later that it stops. It
-    /// is not ready then, and clients of HTTP/1.1 get `Connection: close` with each response. A second SIGTERM ends that
+    /// Delay between SIGTERM and draining, for load balancers to notice the shutdown. During the delay the
+    /// proxy serves but is not ready, and HTTP/1.1 responses carry `Connection: close`. A second SIGTERM skips
+    /// it
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
     linger: Duration,
     #[command(flatten)]
@@ -60,18 +61,17 @@ impl GatewayArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  In a pod of Kubernetes, as the control plane has it for each Gateway of the class `leno`:
+  In a Kubernetes pod, as the control plane creates it for each Gateway of the class `leno`:
     leno gateway --workload $(POD_NAMESPACE)/$(POD_NAME) --trust-domain cluster.local \\
         --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
         --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
-  At one address of the machine only:
+  On one address of the machine only:
     leno gateway --workload shop/edge-1 --token-file edge-1.token --bind 192.0.2.7
 
-The control plane gives a gateway to the workloads of its namespace that have the label
-gateway.networking.k8s.io/gateway-name: NAME and run under the account leno-gateway-NAME.
-Ports that come and go with the Gateway are opened and closed while it runs; new certificates
-are shown to new connections.
+A Gateway applies to workloads in its namespace with the label
+gateway.networking.k8s.io/gateway-name: NAME and the service account leno-gateway-NAME.
+Changes to the Gateway's ports take effect without a restart; new connections use new certificates.
 
-SIGTERM and SIGINT drain, after --linger: requests under way finish, within --drain-timeout.
+SIGTERM and SIGINT drain, after --linger: requests in progress finish, within --drain-timeout.
 ";

@@ -1,4 +1,4 @@
-//! `leno get`: asks the running mesh.
+//! `leno get`: queries of the running mesh.
 
 pub(crate) mod changes;
 pub(crate) mod circuits;
@@ -28,20 +28,20 @@ use crate::tap::encoded;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GetArgs {
-    /// What to ask about
+    /// Objects to show
     #[arg(value_enum)]
     topic: Topic,
-    /// Of proxies, only those that have not applied all they were told, or refuse something
+    /// For proxies: show only those that are out of sync or reject a configuration
     #[arg(long)]
     stale: bool,
     #[command(flatten)]
     data: DataArgs,
-    /// How to print the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
 
-/// What can be asked about.
+/// The objects to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Topic {
     /// The mesh as a whole
@@ -52,21 +52,21 @@ enum Topic {
     /// Services and their endpoints
     #[value(alias = "service")]
     Services,
-    /// Certificates and how long they are valid
+    /// Certificates and their validity
     #[value(alias = "certificate")]
     Certificates,
-    /// Connections that sidecars hold
+    /// Open connections of sidecars
     #[value(alias = "connection")]
     Connections,
-    /// Circuits of circuit breakers that are open or half-open
+    /// Open and half-open circuit breakers
     #[value(alias = "circuit")]
     Circuits,
-    /// Endpoints that sidecars have removed for a while
+    /// Endpoints ejected by sidecars
     Removed,
-    /// Connected sidecars and what they know
+    /// Connected sidecars and their sync state
     #[value(alias = "proxy", alias = "sidecars")]
     Proxies,
-    /// The newest changes, each with the number that `leno explain change` follows
+    /// Recent changes, each with the number for `leno explain change`
     #[value(alias = "change")]
     Changes,
     /// Routes
@@ -75,15 +75,15 @@ enum Topic {
     /// Access policies
     #[value(alias = "policy")]
     Policies,
-    /// Rules that decided something within the last hour: of routes and of policies of every kind
+    /// Rules that matched within the last hour, of routes and of all policies
     #[value(alias = "rule")]
     Rules,
-    /// Documents that are refused, and warnings
+    /// Rejected documents, and warnings
     Rejected,
 }
 
 impl Topic {
-    /// True if the answer has the state of the connected sidecars of one control plane.
+    /// True if the answer covers only the connected sidecars of one control plane.
     const fn is_about_sidecars(self) -> bool {
         match self {
             Self::Connections
@@ -188,7 +188,7 @@ impl GetArgs {
         output::print(&listing.render(self.output))
     }
 
-    /// What was found, for programs or for people.
+    /// Prints the result for programs or for people.
     fn print<T: Serialize>(
         &self,
         found: &Vec<T>,
@@ -200,8 +200,8 @@ impl GetArgs {
         }
     }
 
-    /// The figures of the wide columns. A control plane of a release that has none is asked for
-    /// nothing else, so that the columns stay empty.
+    /// Returns the figures of the wide columns. The columns stay empty if the control plane is of an earlier
+    /// release without these figures.
     async fn traffic(&self, mesh: &Mesh) -> TrafficStatus {
         if self.output != Format::Wide {
             return TrafficStatus::default();
@@ -211,7 +211,7 @@ impl GetArgs {
     }
 }
 
-/// The number of sidecars that answers of one control plane are about, where other control planes have more.
+/// Describes the scope of an answer if other control planes have more sidecars.
 pub(crate) fn scope(status: &Status) -> Option<String> {
     let others: usize = status.elsewhere.iter().map(|peer| peer.sidecars).sum();
     if others == 0 {
@@ -238,25 +238,25 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// The mesh of a data directory.
+    /// Returns the mesh of a data directory.
     pub(crate) fn at(data: &Path) -> Self {
         let config = leno_control::Config::new(data.to_owned(), Vec::new());
         Self { socket: config.socket() }
     }
 
-    /// What its control plane tells about `path`.
+    /// Queries the control plane for `path`.
     ///
     /// # Errors
-    /// When no mesh answers, or it refuses.
+    /// If no mesh answers, or it rejects the query.
     pub(crate) async fn ask(&self, path: &str) -> anyhow::Result<Value> {
         let answer = self.send("GET", path).await?;
         serde_json::from_str(&answer).context("the answer of the control plane is not JSON")
     }
 
-    /// The answer of the sidecar of a workload for a page of its admin address, over the stream to its control plane.
+    /// Queries the admin page of a workload's sidecar, over the stream to its control plane.
     ///
     /// # Errors
-    /// When the sidecar does not answer, or its status is no success: the body says why.
+    /// If the sidecar does not answer, or with an error status: the body contains the reason.
     pub(crate) async fn sidecar(&self, workload: &str, path: &str) -> anyhow::Result<String> {
         match self.query_sidecar(workload, path).await? {
             (200..300, answer) => Ok(answer),
@@ -264,8 +264,8 @@ impl Mesh {
         }
     }
 
-    /// The readiness of the sidecar of a workload, as the sidecar reports it, or the reason why it does not answer.
-    /// `None` when the sidecar or the control plane is of an earlier release, or has no time for the query.
+    /// Returns the readiness that a workload's sidecar reports, or the reason why it does not answer. `None` if
+    /// the sidecar or the control plane is of an earlier release, or has no capacity for the query.
     pub(crate) async fn sidecar_is_ready(&self, workload: &str) -> Option<Result<(), String>> {
         match self.query_sidecar(workload, "/ready").await {
             Ok((200..300, _)) => Some(Ok(())),
@@ -281,20 +281,20 @@ impl Mesh {
         asked.map_err(|error| self.unanswered(error))
     }
 
-    /// The scope of its answers about sidecars, where other control planes have some of them.
+    /// Returns the scope of answers about sidecars, if other control planes have some of them.
     pub(crate) async fn scope(&self) -> Option<String> {
         let status: Status = parsed(self.ask("/status").await.ok()?).ok()?;
         scope(&status)
     }
 
-    /// Prints the scope of an answer about sidecars for people: programs find it in `leno get status`.
+    /// Prints the scope of an answer about sidecars for people; programs find it in `leno get status`.
     pub(crate) async fn print_scope(&self) {
         if let Some(scope) = self.scope().await {
             log::say(&scope);
         }
     }
 
-    /// Its answer to a request of any kind.
+    /// Sends any request to the control plane and returns the answer.
     ///
     /// # Errors
     /// As [`Mesh::ask`].
@@ -307,10 +307,10 @@ impl Mesh {
         }
     }
 
-    /// Follows an answer that does not end, until `each` says that it is enough.
+    /// Follows an endless answer until `each` returns that it is complete.
     ///
     /// # Errors
-    /// As [`Mesh::ask`], and what `each` says.
+    /// As [`Mesh::ask`], and the errors of `each`.
     pub(crate) async fn follow(
         &self,
         path: &str,
@@ -342,10 +342,10 @@ impl Mesh {
     }
 }
 
-/// Reads an answer.
+/// Parses an answer.
 ///
 /// # Errors
-/// When it is that of another version.
+/// If it is of another version.
 pub(crate) fn parsed<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
     serde_json::from_value(answer)
         .context("the answer is not understood: is the mesh of another version of leno?")

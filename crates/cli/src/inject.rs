@@ -1,4 +1,4 @@
-//! `leno inject`: sidecars into manifests, where no webhook is to do it.
+//! `leno inject`: adds sidecars to manifests, for clusters without the webhook.
 
 mod found;
 
@@ -21,23 +21,23 @@ use crate::{install, output, yaml};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InjectArgs {
-    /// A file of YAML with Deployments, Pods and their like, or `-` for standard input
+    /// YAML file with Deployments, Pods and similar workloads, or `-` for standard input
     #[arg(short, long = "file", value_name = "FILE", default_value = "-")]
     file: PathBuf,
-    /// The roots of the mesh, as PEM; then no cluster is asked
+    /// Mesh root certificates (PEM), instead of querying the cluster
     #[arg(long, value_name = "FILE")]
     roots: Option<PathBuf>,
-    /// The image of Leno [default: the control plane's; with --roots that of this version]
+    /// Leno image [default: the control plane's; with --roots that of this version]
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// The trust domain of the mesh [default: the control plane's; with --roots cluster.local]
+    /// Trust domain of the mesh [default: the control plane's; with --roots cluster.local]
     #[arg(long, value_name = "NAME", value_parser = TrustDomain::new)]
     trust_domain: Option<TrustDomain>,
-    /// For clusters older than 1.29: a sidecar beside the application instead of before it
+    /// For clusters older than 1.29: a regular container instead of a native sidecar
     #[arg(long)]
     classic: bool,
-    /// For meshes that were installed with --cni: network plugins lead connections to sidecars, so that pods need no
-    /// NET_ADMIN [default: as installed; with --roots not]
+    /// For meshes installed with --cni: CNI plugins redirect traffic, so that pods need no NET_ADMIN [default:
+    /// as installed; with --roots false]
     #[arg(long)]
     cni: bool,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub(crate) struct InjectArgs {
 }
 
 impl InjectArgs {
-    /// Prints the manifests with sidecars; what was done is told beside.
+    /// Prints the manifests with sidecars; the summary goes to standard error.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let documents = read(&self.file)?;
         let found = match &self.roots {
@@ -119,7 +119,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
     parse(&text).with_context(|| format!("{} is not YAML", path.display()))
 }
 
-/// Documents as `kubectl` reads them: `yes` is true, and `0644` is octal.
+/// Parses documents like `kubectl`: `yes` is true, and `0644` is octal.
 fn parse(text: &str) -> anyhow::Result<Vec<Value>> {
     let mut options = serde_saphyr::Options::default();
     options.legacy_octal_numbers = true;
@@ -128,7 +128,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-/// The most that is read at once.
+/// Maximum input size.
 const BYTES_MAX: u64 = 16 << 20;
 
 const EXAMPLES: &str = "\
@@ -136,14 +136,13 @@ Examples:
   kubectl get deployment web -o yaml | leno inject | kubectl apply -f -
   leno inject -f web.yaml --roots roots.pem --image registry.example.org/leno:0.1.0
 
-It is for clusters whose pods are not to wait for a webhook. Pods that were made so keep their image
-and roots until they are made again.
+For clusters in which pods must not depend on a webhook. Injected pods keep their image and roots until
+they are recreated.
 
-The cluster is asked for what the webhook knows: annotations of namespaces, the floor of the MeshConfig,
-the exclusions that a MeshConfig of OSM or FSM has for all pods, and whether the mesh was installed with --cni. What names no
-namespace is taken to be for that of the context. With --roots none of it is known: annotate the pods
-with what those annotations and lists say, and give --cni where the mesh has it. docs/kubernetes.md
-lists the annotations.
+The cluster provides the settings that the webhook uses: namespace annotations, the floor of the MeshConfig,
+the exclusions for all pods in a MeshConfig of OSM or FSM, and the --cni option of the installation.
+Objects without a namespace use that of the context. With --roots none of it is read: set those annotations
+and lists on the pods, and add --cni if the mesh uses it. docs/kubernetes.md lists the annotations.
 ";
 
 #[cfg(test)]

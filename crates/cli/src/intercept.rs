@@ -1,4 +1,4 @@
-//! `leno intercept`: leads the connections of a network namespace to its sidecar.
+//! `leno intercept`: redirection of a network namespace's traffic to its sidecar.
 
 mod nftables;
 mod rules;
@@ -19,33 +19,33 @@ use rules::{Chain, Hook, Match, Rule, Verdict};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InterceptArgs {
-    /// The user that the sidecar runs as: its own connections are left alone
+    /// User ID of the sidecar; its own connections are not redirected
     #[arg(long, value_name = "UID", default_value_t = PROXY_UID, value_parser = clap::value_parser!(u32).range(1..))]
     uid: u32,
-    /// Destination ports that the application reaches directly, not through the mesh
+    /// Destination ports excluded from outbound redirection
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
     exclude_outbound_ports: Vec<u16>,
-    /// Destination ranges that the application reaches directly, such as 192.0.2.0/24
+    /// Destination ranges excluded from outbound redirection, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
     exclude_outbound_ranges: Vec<Range>,
-    /// The only destination ranges that lead through the mesh; all when none is given
+    /// Destination ranges redirected to the mesh, exclusively [default: all]
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
     include_outbound_ranges: Vec<Range>,
-    /// Ports of the application that others reach directly, without mutual TLS
+    /// Application ports excluded from inbound redirection, reachable without mutual TLS
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
     exclude_inbound_ports: Vec<u16>,
-    /// The application's look-ups of names, to port 53 over UDP and TCP, go to the sidecar, which is
-    /// started with --dns too; whatever ranges are excluded
+    /// Redirect the application's DNS queries (port 53, UDP and TCP) to the sidecar, which must run with --dns
+    /// as well; excluded ranges do not apply
     #[arg(long)]
     dns: bool,
-    /// Network interfaces whose connections are left alone
+    /// Network interfaces excluded from redirection
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = interface)]
     exclude_interfaces: Vec<String>,
-    /// Print the rules as `nft -f` reads them, and change nothing
+    /// Print the rules in `nft -f` syntax without applying them
     #[arg(long)]
     dry_run: bool,
-    /// Set no rules, but find out whether somebody did: as another user than the sidecar, and
-    /// before it starts
+    /// Verify that rules exist, without setting any; run as a user other than the sidecar's, before the sidecar
+    /// starts
     #[arg(long, conflicts_with = "dry_run")]
     verify: bool,
 }
@@ -58,7 +58,7 @@ struct Line {
 }
 
 impl InterceptArgs {
-    /// Replaces the rules of this network namespace, all at once.
+    /// Replaces the rules of this network namespace atomically.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         self.check()?;
         if self.verify {
@@ -77,10 +77,10 @@ impl InterceptArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Reads options that were written down.
+    /// Parses options from a list of arguments.
     ///
     /// # Errors
-    /// When they are no options of this command.
+    /// If they are not options of this command.
     pub(crate) fn from_words(words: &[String]) -> anyhow::Result<Self> {
         let words = std::iter::once("intercept").chain(words.iter().map(String::as_str));
         let line = Line::try_parse_from(words);
@@ -89,7 +89,7 @@ impl InterceptArgs {
         Ok(intercept)
     }
 
-    /// Refuses options that contradict each other.
+    /// Rejects contradictory options.
     fn check(&self) -> anyhow::Result<()> {
         if self.dns && self.exclude_outbound_ports.contains(&LOOK_UPS) {
             bail!(
@@ -100,10 +100,10 @@ impl InterceptArgs {
         Ok(())
     }
 
-    /// Replaces the rules of the network namespace of this thread, all at once.
+    /// Replaces the rules of the current thread's network namespace atomically.
     ///
     /// # Errors
-    /// When the kernel refuses them: then those before are in force.
+    /// If the kernel rejects them; the previous rules stay in force.
     pub(crate) fn apply(&self) -> anyhow::Result<()> {
         nftables::replace(&self.chains()).context("the connections are not redirected")
     }
@@ -112,8 +112,8 @@ impl InterceptArgs {
         [self.outbound(), self.inbound()]
     }
 
-    /// Every TCP connection out goes to the sidecar, but its own ones, those that do not leave the
-    /// namespace, and what is excluded. What `--verify` asks for comes before all that.
+    /// Redirects outbound TCP connections to the sidecar, except the sidecar's own, those within the namespace,
+    /// and exclusions. The probe connection of `--verify` takes precedence.
     fn outbound(&self) -> Chain {
         let mut rules = vec![leave(Match::Uid(self.uid))];
         rules.extend(verify::NOWHERE.map(|address| Rule {
@@ -141,8 +141,8 @@ impl InterceptArgs {
         Chain { hook: Hook::Output, rules }
     }
 
-    /// Every TCP connection in goes to the sidecar, but those from inside the namespace, those to
-    /// the sidecar's own health listener, and what is excluded.
+    /// Redirects inbound TCP connections to the sidecar, except those from inside the namespace, those to the
+    /// sidecar's health listener, and exclusions.
     fn inbound(&self) -> Chain {
         let mut rules = vec![leave(Match::From(LOOPBACK.to_owned()))];
         rules.extend(self.exclude_interfaces.iter().cloned().map(Match::From).map(leave));
@@ -162,7 +162,7 @@ fn port() -> impl clap::builder::TypedValueParser<Value = u16> {
     clap::value_parser!(u16).range(1..)
 }
 
-/// The names that the kernel takes (`dev_valid_name`).
+/// Parses an interface name that the kernel accepts (`dev_valid_name`).
 fn interface(text: &str) -> Result<String, String> {
     match is_interface(text) {
         true => Ok(text.to_owned()),
@@ -171,20 +171,20 @@ fn interface(text: &str) -> Result<String, String> {
 }
 
 const LOOPBACK: &str = "lo";
-/// Where names are looked up (RFC 1035 §4.2).
+/// The DNS port (RFC 1035 section 4.2).
 const LOOK_UPS: u16 = 53;
 
 const EXAMPLES: &str = "\
 Examples:
-  leno intercept                                          in a pod, before its sidecar starts
-  leno intercept --exclude-outbound-ports 25,5432         mail and the database go directly
+  leno intercept                                          run in a pod, before its sidecar starts
+  leno intercept --exclude-outbound-ports 25,5432         bypass the mesh for mail and the database
   leno intercept --exclude-outbound-ranges 10.0.0.0/8,fd00::/8
-  leno intercept --dns                                    names of services without cluster DNS
-  leno intercept --dry-run                                see the rules
-  leno intercept --verify                                 did the node's network plugin set them
+  leno intercept --dns                                    resolve service names without cluster DNS
+  leno intercept --dry-run                                print the rules
+  leno intercept --verify                                 check that the CNI plugin has set the rules
 
-It needs NET_ADMIN in the network namespace whose connections it leads, and is there for a moment
-only: the kernel keeps the rules. Run again, it replaces them.
+Requires NET_ADMIN in the network namespace. The rules stay in the kernel after the command exits;
+running it again replaces them.
 ";
 
 #[cfg(test)]

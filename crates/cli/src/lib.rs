@@ -1,4 +1,4 @@
-//! The command line of leno, as a library: `main.rs` is its one binary, and fuzz targets use the pure parts.
+//! The `leno` command line as a library, for the `main.rs` binary and the fuzz targets.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line talks to its user")]
 
@@ -53,7 +53,7 @@ use crate::demo::bookinfo::DemoServiceArgs;
 use crate::demo::run::DemoArgs;
 use crate::log::LogLevel;
 
-/// Leno, a service mesh for machines that have nothing to spare.
+/// Leno, a lightweight service mesh
 #[derive(Debug, Parser)]
 #[command(
     name = "leno",
@@ -62,8 +62,8 @@ use crate::log::LogLevel;
     after_help = EXAMPLES
 )]
 struct Cli {
-    /// What to log to standard error: error, warn, info, debug, trace, or a filter such as
-    /// `info,leno_proxy=debug`; `info` for what keeps running, `warn` for the rest
+    /// Log level or filter for standard error: error, warn, info, debug, trace, or directives such as
+    /// `info,leno_proxy=debug` [default: info for long-running commands, warn for others]
     #[arg(long, global = true, value_name = "LEVEL", help_heading = "Global options")]
     log_level: Option<LogLevel>,
 
@@ -73,60 +73,60 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the demo: bookinfo in a mesh on this machine, driven, measured and judged
+    /// Run the bookinfo demo in a local mesh, generate load and verify the results
     Demo(DemoArgs),
-    /// Run a mesh on this machine: control plane, sidecars and applications
+    /// Run a local mesh: control plane, sidecars and applications
     Up(up::UpArgs),
-    /// Check manifests without running anything
+    /// Validate manifests without applying them
     Check(check::CheckArgs),
-    /// Say what would decide a request, or what a reason means
+    /// Explain the decisions for a request, or the meaning of a reason
     Explain(explain::ExplainArgs),
-    /// Rewrite the rules of OSM, FSM and Sermant into native ones
+    /// Convert OSM, FSM and Sermant rules to native resources
     Migrate(migrate::MigrateArgs),
-    /// Ask the running mesh
+    /// Show objects of the running mesh
     Get(get::GetArgs),
-    /// Say whether the mesh is healthy and, if not, what to do
+    /// Check the health of the mesh and suggest fixes
     Status(status::StatusArgs),
-    /// Say which step of the way to or from a workload fails
+    /// Find the failing step on the path to or from a workload
     Diagnose(diagnose::DiagnoseArgs),
-    /// Watch how services, routes and sidecars fare
+    /// Show live request statistics for services, routes and sidecars
     Top(top::TopArgs),
-    /// Watch live requests of a service
+    /// Stream live requests of a service
     Tap(tap::TapArgs),
-    /// Collect what a mesh says of itself into one file, without its secrets
+    /// Collect diagnostics of a mesh into one archive, without secrets
     BugReport(bug_report::BugReportArgs),
-    /// Send requests at a pace and tell what came of every one of them
+    /// Generate load and report latency and errors
     Load(load::LoadArgs),
-    /// Make a join token for a workload on another machine
+    /// Create a join token for a workload on another machine
     Token(token::TokenArgs),
-    /// End the membership of one workload, whatever certificates it holds
+    /// Revoke a workload's mesh membership, including all of its certificates
     Revoke(revoke::RevokeArgs),
-    /// Replace the root of a mesh in stages
+    /// Rotate the root certificate of a mesh in stages
     Root(root::RootArgs),
-    /// Run one sidecar
+    /// Run a sidecar proxy
     Proxy(proxy::ProxyArgs),
-    /// Run one proxy of a gateway
+    /// Run a gateway proxy
     Gateway(gateway::GatewayArgs),
-    /// Run a control plane alone
+    /// Run a control plane
     Control(control::ControlArgs),
     /// Install the mesh into a Kubernetes cluster
     Install(install::InstallArgs),
     /// Remove the mesh from a Kubernetes cluster
     Uninstall(install::UninstallArgs),
-    /// Put sidecars into manifests of Kubernetes
+    /// Add sidecars to Kubernetes manifests
     Inject(inject::InjectArgs),
-    /// Lead the connections of a network namespace to its sidecar
+    /// Redirect a network namespace's traffic to its sidecar
     Intercept(intercept::InterceptArgs),
-    /// Let the network plugin of a node do that for its pods
+    /// Run the CNI plugin
     Cni(cni::CniArgs),
-    /// Measure this mesh and its peers side by side
+    /// Benchmark Leno against other proxies
     Bench(bench::BenchArgs),
-    /// Print the completions of a shell
+    /// Print a shell completion script
     Completions(completions::CompletionsArgs),
     /// Run one service of the demo
     #[command(hide = true)]
     DemoService(DemoServiceArgs),
-    /// Run a command that dies with whoever started it
+    /// Run a command that ends with its supervisor
     #[command(hide = true)]
     Exec(exec::ExecArgs),
 }
@@ -146,7 +146,7 @@ pub fn run() -> ExitCode {
     log::start(log_level.as_ref(), command.log_style());
     let code = match command.run(log_level) {
         Ok(code) => code,
-        // Whoever read our output has seen enough: `leno get workloads | head -1`.
+        // The reader closed the pipe, as in `leno get workloads | head -1`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(&format!("error: {}", output::failure(&error)));
@@ -157,7 +157,7 @@ pub fn run() -> ExitCode {
     code
 }
 
-/// Prints an error about arguments, or the help. The errors of the standard library are not for users.
+/// Prints an argument error or the help. Replaces standard library errors, which are not user-friendly.
 fn wrong_usage(error: &clap::Error) -> ExitCode {
     let cause = std::error::Error::source(error);
     let replaced = cause.and_then(|cause| Some((cause, remedy(cause)?)));
@@ -171,7 +171,7 @@ fn wrong_usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// The text for an error of the standard library.
+/// Returns the replacement text for an error of the standard library.
 fn remedy(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     if cause.is::<ParseIntError>() || cause.is::<ParseFloatError>() {
         return Some("not a number in range");
@@ -232,16 +232,16 @@ impl Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  leno demo                                  see it work, with services of its own
-  leno up -f mesh/                           run the mesh that the files of mesh/ describe
-  leno check -f mesh/                        find mistakes in them first
-  leno status                                is the running mesh healthy
-  leno top                                   watch it
-  leno get workloads                         ask it
+  leno demo                                  run the demo, with its own services
+  leno up -f mesh/                           run the mesh defined by the files in mesh/
+  leno check -f mesh/                        validate the files first
+  leno status                                check the health of the running mesh
+  leno top                                   show live request statistics
+  leno get workloads                         list the workloads of the mesh
   leno explain -f mesh/ request --from bookinfo/productpage \\
       --url http://ratings.bookinfo:9080/ratings/1
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage; `leno explain` and `leno migrate` have 3 as well: see their --help.
+Exit codes: 0 ok, 1 failed, 2 wrong usage; `leno explain` and `leno migrate` also use 3: see their --help.
 ";
 
 #[cfg(test)]

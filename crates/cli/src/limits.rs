@@ -1,6 +1,6 @@
-//! Limits: those of sidecars, as options, and that of open files.
+//! Resource limits: sidecar limits as options, and the limit of open files.
 //!
-//! The limit of open files is raised for ourselves and given back to the applications we start.
+//! The limit of open files is raised for Leno itself and restored for the applications it starts.
 
 mod sidecar;
 
@@ -8,8 +8,8 @@ pub(crate) use sidecar::SidecarLimitArgs;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files to the hard one: every connection is a file. Returns the
-/// soft limit that was in force; applications that use `select` rely on it.
+/// Raises the soft limit of open files to the hard limit, because every connection is a file descriptor.
+/// Returns the previous soft limit, which applications that use `select` rely on.
 pub(crate) fn raise_open_files() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -19,10 +19,10 @@ pub(crate) fn raise_open_files() -> Option<u64> {
     limit.current
 }
 
-/// Puts the soft limit of open files back.
+/// Restores the soft limit of open files.
 ///
 /// # Errors
-/// When it is above the hard limit.
+/// If it is above the hard limit.
 pub(crate) fn restore_open_files(soft: u64) -> std::io::Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let restored = Rlimit { current: Some(soft), maximum };

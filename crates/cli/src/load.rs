@@ -1,4 +1,4 @@
-//! `leno load`: sends requests at a pace and tells what came of every one of them.
+//! `leno load`: a load generator that reports latency and errors.
 
 mod body;
 mod csv;
@@ -34,89 +34,88 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LoadArgs {
-    /// Where to send requests to; several share them by weight (1 unless given). A value in a
-    /// query is not taken for a weight: write `http://host/?id=7=2` for the weight 2
+    /// Target URLs, optionally with a weight (1 unless given). A value in a query is not a weight: write
+    /// `http://host/?id=7=2` for the weight 2
     #[arg(required = true, value_name = "URL[=WEIGHT]", value_parser = parse_target)]
     targets: Vec<WeightedUrl>,
 
-    /// Connections; without --rate each sends its next request when the last is answered
+    /// Number of connections; without --rate each sends its next request once the last is answered
     #[arg(short, long, value_name = "N", default_value_t = 50, help_heading = PACE)]
     connections: usize,
-    /// Send this many requests per second, whatever the server does; latencies count from when a
-    /// request was due. FROM:TO:STEP measures one rate after the other
+    /// Requests per second, independent of the server's speed; latencies count from the scheduled time of a
+    /// request. FROM:TO:STEP measures several rates in turn
     #[arg(long, value_name = "R|FROM:TO:STEP", value_parser = parse_rates, help_heading = PACE)]
     rate: Option<Rates>,
-    /// How long requests are sent and measured, for each rate [default: 10s]
+    /// Duration of the measurement, for each rate [default: 10s]
     #[arg(short, long, value_name = "TIME", value_parser = parse_positive, help_heading = PACE)]
     duration: Option<Duration>,
-    /// The same for each of several rates, if it is to differ
+    /// Duration for each rate, if there are several rates
     #[arg(long, value_name = "TIME", value_parser = parse_positive, requires = "rate",
           conflicts_with = "duration", help_heading = PACE)]
     step_duration: Option<Duration>,
-    /// How long requests are sent before any is measured, for each rate [default: 2s, or none
-    /// with --requests]
+    /// Warm-up before the measurement, for each rate [default: 2s, or none with --requests]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = PACE)]
     warmup: Option<Duration>,
-    /// End after this many measured requests; unless --duration is given, only then
+    /// Exit after this many measured requests; without --duration, only then
     #[arg(short = 'n', long, value_name = "N", help_heading = PACE)]
     requests: Option<u64>,
-    /// Threads to divide connections and rate among; one is enough for most servers
+    /// Number of threads that share connections and rate; one is enough for most servers
     #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = PACE)]
     threads: usize,
-    /// The order in which targets are drawn is the same for the same seed
+    /// Random seed for the order of the targets
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = PACE)]
     seed: u64,
 
-    /// The version of HTTP; 2 is spoken without asking first [default: 1.1]
+    /// HTTP version; 2 is used with prior knowledge [default: 1.1]
     #[arg(long, value_enum, value_name = "VERSION", help_heading = CONNECTIONS)]
     http: Option<HttpVersion>,
     /// Send unary gRPC calls: the path is /package.Service/Method, the body is the message
     #[arg(long, help_heading = CONNECTIONS)]
     grpc: bool,
-    /// Requests under way at once on each connection of HTTP/2 [default: 1]
+    /// Concurrent requests on each HTTP/2 connection [default: 1]
     #[arg(long, value_name = "N", help_heading = CONNECTIONS)]
     streams: Option<usize>,
-    /// Open a connection for each request; opening it is part of the latency
+    /// Open a new connection for each request; latencies include the connection setup
     #[arg(long, help_heading = CONNECTIONS)]
     fresh_connections: bool,
-    /// Ask this HTTP proxy instead of the servers
+    /// Send requests through this HTTP proxy
     #[arg(long, value_name = "HOST:PORT", help_heading = CONNECTIONS)]
     proxy: Option<String>,
-    /// How long a connection may take to open, and how long a response may take
+    /// Timeout for connecting, and for each response
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_positive,
           help_heading = CONNECTIONS)]
     timeout: Duration,
 
-    /// The method [default: GET, or POST with a body]
+    /// HTTP method [default: GET, or POST with a body]
     #[arg(short = 'X', long, value_name = "METHOD", help_heading = REQUESTS)]
     method: Option<String>,
-    /// A header; may be given again
+    /// Request header; repeatable
     #[arg(short = 'H', long, value_name = "NAME:VALUE", value_parser = parse_header,
           help_heading = REQUESTS)]
     header: Vec<Header>,
-    /// A body
+    /// Request body
     #[arg(short, long, value_name = "TEXT", group = "content", help_heading = REQUESTS)]
     body: Option<String>,
-    /// The file that holds the body
+    /// File with the request body
     #[arg(long, value_name = "PATH", group = "content", help_heading = REQUESTS)]
     body_file: Option<PathBuf>,
-    /// A body of so many bytes, or 10KiB, or 1MiB
+    /// Size of a generated request body in bytes, or with a unit: 10KiB, 1MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size, group = "content",
           help_heading = REQUESTS)]
     body_size: Option<BodySize>,
 
-    /// Fail if more than this part of the requests fails: 0.01 or 1%
+    /// Fail if a larger share of the requests fails: 0.01 or 1%
     #[arg(long, value_name = "SHARE", value_parser = parse_share, help_heading = REPORT)]
     max_errors: Option<f64>,
-    /// How to print the report
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, help_heading = REPORT)]
     output: ReportFormat,
-    /// Write the report as one page with plots, too
+    /// Also write the report as an HTML page with plots
     #[arg(long, value_name = "FILE", help_heading = REPORT)]
     html: Option<PathBuf>,
 }
 
-/// Which version of HTTP is spoken.
+/// The HTTP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum HttpVersion {
     /// HTTP/1.1
@@ -127,7 +126,7 @@ enum HttpVersion {
     Http2,
 }
 
-/// How the report is printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum ReportFormat {
     /// Tables
@@ -135,14 +134,14 @@ enum ReportFormat {
     Table,
     /// One JSON object
     Json,
-    /// A line for each rate, and a line of names before them
+    /// A header line, and one line per rate
     Csv,
 }
 
 impl LoadArgs {
-    /// Sends, measures and reports.
+    /// Generates load, measures and reports.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        // Each connection is a file; nobody is started here who would inherit the limit.
+        // Each connection is a file descriptor; no child process inherits the raised limit.
         limits::raise_open_files();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         match runtime.block_on(run(self)) {
@@ -160,21 +159,21 @@ const CONNECTIONS: &str = "Connections";
 const REQUESTS: &str = "Requests";
 const REPORT: &str = "Report";
 
-/// The exit code that clap uses for what it finds wrong, too.
+/// The exit code of clap for usage errors.
 const WRONG_USAGE: u8 = 2;
 
 const EXAMPLES: &str = "\
 Examples:
-  leno load http://127.0.0.1:8080/                       as much as 50 connections can
+  leno load http://127.0.0.1:8080/                       maximum rate of 50 connections
   leno load -c 200 -d 30s -t 2 http://127.0.0.1:8080/    200 connections on two threads
-  leno load --rate 1000 http://127.0.0.1:8080/           1000 per second, stalls included
+  leno load --rate 1000 http://127.0.0.1:8080/           1000 requests per second, including stalls
   leno load --rate 1000:4000:1000 -d 20s --html r.html http://127.0.0.1:8080/
   leno load http://127.0.0.1:8080/a=9 http://127.0.0.1:8080/b=1
   leno load -n 1000 --body-size 10KiB -H 'content-type: text/plain' http://127.0.0.1:8080/
   leno load --grpc --streams 20 -c 2 --body-file m.bin http://127.0.0.1:8080/shop.Cart/Get
 
-Everything but a status from 200 to 299 is an error (with gRPC: everything but OK), counted by
-kind. Errors have no part in latencies. Ctrl-C ends the run early, with a report.
+Every response without a status from 200 to 299 is an error (with gRPC: any status but OK), counted by
+kind. Latencies exclude errors. Ctrl-C ends the run early, with a report.
 
 Exit codes: 0 ok; 1 no request succeeded, or more failed than --max-errors allows; 2 wrong usage.
 ";

@@ -1,4 +1,4 @@
-//! Logs: to standard error, with times only where nobody else adds them.
+//! Logging to standard error; timestamps only if no supervisor adds them.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write as _};
@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Which events are logged.
+/// The log filter.
 #[derive(Debug, Clone)]
 pub(crate) struct LogLevel(String);
 
@@ -36,26 +36,26 @@ impl LogLevel {
         Self("warn".to_owned())
     }
 
-    /// As it was given, for the command line of a child.
+    /// Returns the filter as given, for the command line of a child.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// How a command logs.
+/// The logging style of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// It runs once and answers: warnings only, without times.
+    /// Runs once and prints a result: warnings only, without timestamps.
     Tool,
-    /// It keeps running and prints reports: warnings only, without times.
+    /// Keeps running and prints reports: warnings only, without timestamps.
     Show,
-    /// It keeps running, under somebody else's eyes: with times.
+    /// Keeps running unattended: with timestamps.
     Service,
-    /// It keeps running as a part of `leno up`, which is read live: without times.
+    /// Keeps running as a part of `leno up`, with a log that users read live: without timestamps.
     Supervised,
 }
 
-/// Starts logging. To be called once.
+/// Starts logging. Must be called once.
 pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
     report_panics();
     let default = match style {
@@ -64,7 +64,7 @@ pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
     };
     let directives = level.map_or(default, LogLevel::as_str);
     let queue = match style {
-        // A command that answers once may wait for a pager.
+        // A one-shot command may wait for a pager.
         Style::Tool => None,
         Style::Show | Style::Service | Style::Supervised => error_output().ok(),
     };
@@ -74,15 +74,15 @@ pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
     }
 }
 
-/// Standard error behind a queue: a blocked reader holds up neither traffic nor the end.
+/// Returns standard error behind a queue: a blocked reader delays neither traffic nor the exit.
 ///
 /// # Errors
-/// When there can be no more threads.
+/// If no thread can be created.
 pub(crate) fn error_output() -> io::Result<LineQueue> {
     output(&ERROR, "log", io::stderr())
 }
 
-/// Standard output behind a queue, as [`error_output`].
+/// Returns standard output behind a queue, as [`error_output`].
 ///
 /// # Errors
 /// As [`error_output`].
@@ -102,26 +102,26 @@ fn output(
     Ok(queue.get_or_init(|| started).clone())
 }
 
-/// Prints a line to standard error: by the queue of a command that serves, else at once.
+/// Prints a line to standard error: through the queue of a serving command, otherwise directly.
 pub(crate) fn say(line: &str) {
     match ERROR.get() {
         Some(queue) => queue.push_or_drop(format!("{line}\n").as_bytes()),
-        // A closed output has no reader.
+        // Ignores a closed output.
         None => drop(writeln!(io::stderr(), "{line}")),
     }
 }
 
-/// Prints text to standard output, by a queue.
+/// Prints text to standard output, through a queue.
 ///
 /// # Errors
-/// When there can be no more threads.
+/// If no thread can be created.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let end = if text.ends_with('\n') { "" } else { "\n" };
     standard_output().map(|queue| queue.push_or_drop([text, end].concat().as_bytes()))
 }
 
-/// Reports panics by the queue of standard error, so that a panic waits for no reader. A command without that queue
-/// has the hook of the standard library.
+/// Reports panics through the queue of standard error, so that a panic does not block on a reader. A command
+/// without that queue keeps the hook of the standard library.
 fn report_panics() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| match ERROR.get() {
@@ -141,7 +141,7 @@ fn report_panics() {
     }));
 }
 
-/// Waits until the outputs are written, but not for a reader that is blocked.
+/// Waits until the outputs are written, but not for a blocked reader.
 pub(crate) fn flush() {
     for queue in [STANDARD.get(), ERROR.get()].into_iter().flatten() {
         queue.flush(WRITE_PATIENCE);
@@ -156,11 +156,11 @@ const PANIC_PATIENCE: Duration = Duration::from_millis(200);
 /// Longer than a working terminal needs.
 const WRITE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lines of the events that the directives select, of Leno's crates alone.
+/// Formats the events that the directives select, from Leno's crates only.
 ///
-/// Events of dependencies are dropped under every directive, because dependencies log received data: kube_client
-/// whole bodies that it cannot decode, which may be Secrets; kube_runtime errors that hold such bodies; h2 and hyper
-/// heads with tokens. What an operator needs of them, Leno logs without bodies.
+/// Events of dependencies are dropped under every directive, because dependencies log received data:
+/// kube_client logs whole bodies that it cannot decode, which may be Secrets; kube_runtime logs errors that
+/// contain such bodies; h2 and hyper log headers with tokens. Leno logs the relevant facts without bodies.
 fn lines<W>(directives: &str, style: Style, writer: W) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -173,8 +173,8 @@ where
         .with_writer(writer)
         .with_ansi(io::stderr().is_terminal())
         .with_target(style == Style::Service)
-        // A reader that is gone must not end what goes on without it: complaining about the log
-        // on the same broken pipe panics.
+        // The loss of the reader must not end a serving command: reporting log errors on the same broken pipe
+        // panics.
         .log_internal_errors(false);
     match style {
         Style::Service => Box::new(selected.with(lines)),
@@ -184,8 +184,8 @@ where
     }
 }
 
-/// Writes one field of an event. Values may come from clients and other machines: none of them begins a line or
-/// steers a terminal.
+/// Writes one field of an event. Values may come from clients and other machines, so line breaks and terminal
+/// control characters are escaped.
 fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let mut writer = Visible(writer);
     match field.name() {
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// The log of one event of each dependency, at every level, and one of our own.
+    /// Returns the log of one event from each dependency, at every level, and one of our own.
     fn logged(directives: &str, style: Style) -> String {
         let written = Written::default();
         let writer = written.clone();

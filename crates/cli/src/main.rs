@@ -1,4 +1,4 @@
-//! The one binary: leno.
+//! Entry point of the `leno` binary.
 
 use std::process::ExitCode;
 

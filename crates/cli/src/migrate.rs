@@ -1,4 +1,4 @@
-//! `leno migrate`: rewrites the rules of other meshes into native ones, and lists what it could not.
+//! `leno migrate`: converts the rules of other meshes to native resources, and reports the rest.
 
 mod access;
 mod check;
@@ -33,27 +33,27 @@ use crate::{output, yaml};
 pub(crate) struct MigrateArgs {
     #[command(subcommand)]
     step: Option<Step>,
-    /// A file or directory of YAML; may be given again
+    /// File or directory of YAML manifests; repeatable
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     file: Vec<PathBuf>,
-    /// The directory that the new files are written to; it is made, and must be empty if it is there
+    /// Directory for the converted files; created if missing, and must be empty
     #[arg(short, long, value_name = "DIRECTORY", required = true)]
     output: Option<PathBuf>,
-    /// The namespace of what has none: items of Sermant's configuration centre
+    /// Namespace of objects without one: items of Sermant's configuration center
     #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     namespace: String,
 }
 
-/// What else there is to do.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 enum Step {
-    /// Say what would be kept, changed and not kept, of files or of a cluster, and write nothing
+    /// Report which rules of files or of a cluster would be kept, changed or dropped, without writing anything
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
 }
 
 impl MigrateArgs {
-    /// Reads everything, decides, and writes only when everything could be read.
+    /// Reads and converts all documents, and writes only if all could be read.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(Step::Check(check)) = self.step {
             return check.run();
@@ -69,7 +69,7 @@ impl MigrateArgs {
     }
 }
 
-/// Nobody's files are written over.
+/// Existing files are never overwritten.
 fn check_empty(directory: &Path) -> anyhow::Result<()> {
     let mut entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -84,7 +84,7 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Each file anew, with what became of its documents in their places.
+/// Writes each file with the results of its documents, in their original order.
 fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Result<()> {
     let mut files: Vec<(&Path, Vec<String>)> = Vec::new();
     for (document, fate) in documents.iter().zip(fates) {
@@ -107,7 +107,7 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
     Ok(())
 }
 
-/// The documents that take the place of one.
+/// Returns the documents that replace one document.
 fn texts(document: &Document, fate: &Fate) -> Vec<String> {
     match fate {
         Fate::Native | Fate::Left(_) => vec![document.text.clone()],
@@ -123,16 +123,16 @@ fn texts(document: &Document, fate: &Fate) -> Vec<String> {
 pub struct Migrated {
     /// The new documents, in order.
     pub documents: Vec<String>,
-    /// No foreign document is left.
+    /// True if no foreign document is left.
     pub is_whole: bool,
-    /// The report to the user.
+    /// The report for the user.
     pub report: String,
 }
 
-/// Rewrites a text of YAML documents as `leno migrate` rewrites a file; no file is read or written.
+/// Converts YAML documents like `leno migrate`, without reading or writing files.
 ///
 /// # Errors
-/// When a document cannot be read.
+/// If a document cannot be read.
 pub fn migrated(text: &str) -> anyhow::Result<Migrated> {
     let documents = document::read_text(text, NAMESPACE)?;
     let fates = rewrite(&documents, NAMESPACE);
@@ -145,10 +145,10 @@ pub fn migrated(text: &str) -> anyhow::Result<Migrated> {
     })
 }
 
-/// The namespace of what names none.
+/// The namespace of objects without one.
 const NAMESPACE: &str = "default";
 
-/// Something foreign is left, or something is lost.
+/// Exit code if a foreign rule remains or a rule is dropped.
 const NOT_WHOLE: u8 = 3;
 
 const EXAMPLES: &str = "\
@@ -157,24 +157,24 @@ Examples:
   leno migrate -f old-mesh/ -o mesh/
   leno check -f mesh/
 
-Every file is written anew under the same name. Documents that are native already, or of the Gateway
-API, stay as they are. What cannot be said in other words without a change of meaning is left as it
-is where Leno reads it, and not kept where it does not; both are listed, with the reason. So is an
-object of another mesh that asks for what Leno does not have, and whether it may have kept somebody out.
+Each input file produces a file with the same name. Native and Gateway API documents stay unchanged.
+A document without an equivalent stays unchanged if Leno reads it, and is dropped otherwise; both are
+reported with the reason. The report also lists objects of other meshes with features that Leno lacks,
+and marks those that may have restricted access.
 
-Exit codes: 0 everything is native now; 3 something is left or not kept; 1 something could not be
+Exit codes: 0 all documents are native; 3 documents are left or dropped; 1 a document could not be
 read, and nothing is written; 2 wrong usage.
 ";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
   leno migrate check -f old-mesh/
-  leno migrate check                  the cluster that kubectl would use
+  leno migrate check                  the cluster of the current context
   leno migrate check -o json
 
-Of a cluster it looks at every kind of openservicemesh.io, flomesh.io and smi-spec.io that is
-installed, and at their annotations and labels of namespaces and pods.
+In a cluster the check covers all installed kinds of openservicemesh.io, flomesh.io and smi-spec.io, and
+their annotations and labels on namespaces and pods.
 
-Exit codes: 0 everything is kept, perhaps in other words; 3 something is not; 1 something could not
-be read; 2 wrong usage.
+Exit codes: 0 all rules are kept or converted; 3 rules are dropped; 1 a document could not be read;
+2 wrong usage.
 ";

@@ -1,4 +1,4 @@
-//! What commands print: tables for people, JSON and YAML for programs.
+//! Command output: tables for people, JSON and YAML for programs.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -10,22 +10,22 @@ use serde::Serialize;
 
 use crate::yaml;
 
-/// How data is printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Format {
-    /// A table
+    /// Table
     #[default]
     Table,
-    /// A table with more columns
+    /// Table with more columns
     Wide,
     /// JSON
     Json,
-    /// YAML, which says the same as the JSON
+    /// YAML with the same content as JSON
     Yaml,
 }
 
 impl Format {
-    /// How programs read it, if it is for programs.
+    /// Returns the format for programs, if it is one.
     pub(crate) const fn structured(self) -> Option<Structured> {
         match self {
             Self::Table | Self::Wide => None,
@@ -35,12 +35,12 @@ impl Format {
     }
 }
 
-/// How values are printed for programs.
+/// The output format for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Structured {
     /// Indented.
     Json,
-    /// In blocks.
+    /// Block style.
     Yaml,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Column {
     width: Width,
 }
 
-/// When a column is shown.
+/// The visibility of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Width {
     Always,
@@ -59,13 +59,13 @@ enum Width {
 }
 
 impl Column {
-    /// A column that is always shown.
+    /// Creates a column that is always visible.
     pub(crate) const fn always(name: &'static str) -> Self {
         let width = Width::Always;
         Self { name, width }
     }
 
-    /// A column for `-o wide`.
+    /// Creates a column for `-o wide`.
     pub(crate) const fn wide(name: &'static str) -> Self {
         let width = Width::Wide;
         Self { name, width }
@@ -80,19 +80,19 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// A listing without rows yet.
+    /// Creates a listing without rows.
     pub(crate) const fn new(columns: &'static [Column]) -> Self {
         Self { columns, rows: Vec::new() }
     }
 
-    /// Adds a row: one cell for each column, the wide ones included.
+    /// Adds a row: one cell per column, including the wide ones.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> = cells.into_iter().collect();
         debug_assert_eq!(cells.len(), self.columns.len());
         self.rows.push(cells);
     }
 
-    /// The rows as a table; lines end without spaces.
+    /// Renders the rows as a table without trailing spaces.
     pub(crate) fn render(&self, format: Format) -> String {
         let is_shown: Vec<bool> = self
             .columns
@@ -126,7 +126,7 @@ impl Listing {
 /// Writes to standard output.
 ///
 /// # Errors
-/// When nobody reads it any more; see [`is_broken_pipe`].
+/// If the reader is gone; see [`is_broken_pipe`].
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -137,8 +137,8 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a text for people to standard output. Parts of it may come from other machines: none of them steers a
-/// terminal.
+/// Writes text for people to standard output, without terminal control characters: parts of it may come from
+/// other machines.
 ///
 /// # Errors
 /// As [`print`].
@@ -146,12 +146,13 @@ pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
     print(&lines(text))
 }
 
-/// The lines of a text, without what steers a terminal.
+/// Replaces terminal control characters, except newlines.
 fn lines(text: &str) -> String {
     text.replace(|c| c != '\n' && steers(c), "\u{fffd}")
 }
 
-/// A finding in one line, with escapes such as `\n` in place of what steers a terminal: names of files are in it.
+/// Formats a finding in one line, with terminal control characters escaped such as `\n`: it contains file
+/// names.
 pub(crate) fn line(finding: &impl std::fmt::Display) -> String {
     visible(&finding.to_string()).into_owned()
 }
@@ -164,7 +165,7 @@ pub(crate) fn print_value(value: &impl Serialize, form: Structured) -> anyhow::R
     print(&written(value, form)?)
 }
 
-/// Writes a value as indented JSON to standard output, where nothing else is offered.
+/// Writes a value as indented JSON to standard output, for commands without other formats.
 ///
 /// # Errors
 /// As [`print`].
@@ -180,12 +181,12 @@ fn written(value: &impl Serialize, form: Structured) -> anyhow::Result<String> {
     Ok(unsteering(&text))
 }
 
-/// Whether an error says no more than that the reader of our output has left.
+/// True if the error only means that the reader of our output is gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// What a cell shows. Some come from other machines: they are not to steer a terminal.
+/// Returns a cell's text without terminal control characters: some cells come from other machines.
 pub(crate) fn shown(cell: &str) -> String {
     match cell {
         "" => "-".to_owned(),
@@ -193,14 +194,14 @@ pub(crate) fn shown(cell: &str) -> String {
     }
 }
 
-/// JSON, or YAML of ours, that says the same and steers no terminal: RFC 8259 §7 lets most control
-/// characters, and all that turn the direction of writing, stand in a string as they are, and YAML
-/// reads the same escapes.
+/// Escapes terminal control characters in JSON, or in YAML of our own, without changing the value: RFC 8259
+/// section 7 allows most control characters and all bidirectional controls unescaped in strings, and YAML has
+/// the same escapes.
 pub(crate) fn unsteering(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         match c {
-            // Between two values; within a string it is escaped already.
+            // A line break between two values; within a string it is already escaped.
             '\n' => out.push(c),
             c if steers(c) => {
                 write!(out, "\\u{:04x}", u32::from(c)).expect("a String takes what is written");
@@ -211,7 +212,7 @@ pub(crate) fn unsteering(json: &str) -> String {
     out
 }
 
-/// An error with its causes, fit for a terminal.
+/// Formats an error and its causes for a terminal.
 pub(crate) fn failure(error: &anyhow::Error) -> String {
     lines(&with_causes(error.as_ref()))
 }
@@ -280,7 +281,7 @@ mod tests {
         assert!(is_broken_pipe(&left));
         let other: anyhow::Error = io::Error::from(io::ErrorKind::NotFound).into();
         assert!(!is_broken_pipe(&other));
-        // A pipe that broke elsewhere comes with a context that says where.
+        // A broken pipe elsewhere has a context that names it.
         assert!(!is_broken_pipe(&anyhow::anyhow!("asking").context("control.sock")));
     }
 }

@@ -1,4 +1,4 @@
-//! Free ports on loopback for programs that are started later and cannot be given a socket.
+//! Free loopback ports for programs that start later and cannot inherit a socket.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -6,16 +6,16 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use anyhow::bail;
 
-/// Where the search for free ports goes on: no port is found twice.
+/// The state of the search for free ports: no port is found twice.
 #[derive(Debug)]
 pub(crate) struct PortSearch {
     next: Cell<u16>,
-    /// The first port that the kernel may give to outgoing connections.
+    /// The first port of the kernel's ephemeral range.
     end: u16,
 }
 
 impl PortSearch {
-    /// Two processes that search at once begin in different places.
+    /// Concurrent processes start their searches at different ports.
     pub(crate) fn new() -> Self {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
         let end = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
@@ -24,10 +24,10 @@ impl PortSearch {
         Self { next: Cell::new(PORT_FIRST + u16::try_from(offset).unwrap_or(0)), end }
     }
 
-    /// A port that nobody listens on, and that no client gets by chance before its owner starts.
+    /// Returns a port without a listener that the kernel will not assign to a client before its owner starts.
     ///
     /// # Errors
-    /// When none is free.
+    /// If no port is free.
     pub(crate) fn free(&self) -> anyhow::Result<u16> {
         for _ in PORT_FIRST..self.end {
             let port = self.next.get();
@@ -40,7 +40,7 @@ impl PortSearch {
     }
 }
 
-/// The ports of one run, by what they are for.
+/// The ports of one run, by role.
 #[derive(Debug)]
 pub(crate) struct Ports<'a> {
     search: &'a PortSearch,
@@ -48,15 +48,15 @@ pub(crate) struct Ports<'a> {
 }
 
 impl<'a> Ports<'a> {
-    /// Ports for roles that have none yet.
+    /// Creates an empty assignment.
     pub(crate) fn new(search: &'a PortSearch) -> Self {
         Self { search, chosen: BTreeMap::new() }
     }
 
-    /// The port for a role: the same one each time it is asked for.
+    /// Returns the port of a role, the same on every call.
     ///
     /// # Errors
-    /// When none is free.
+    /// If no port is free.
     pub(crate) fn of(&mut self, role: &str) -> anyhow::Result<u16> {
         if let Some(port) = self.chosen.get(role) {
             return Ok(*port);
@@ -66,17 +66,17 @@ impl<'a> Ports<'a> {
         Ok(port)
     }
 
-    /// The port for a role that has one already.
+    /// Returns the port of a role that already has one.
     pub(crate) fn known(&self, role: &str) -> Option<u16> {
         self.chosen.get(role).copied()
     }
 
-    /// Lets two roles share a port.
+    /// Assigns the port of another role.
     pub(crate) fn share(&mut self, role: &str, port: u16) {
         self.chosen.insert(role.to_owned(), port);
     }
 
-    /// The address on loopback for a role.
+    /// Returns the loopback address of a role.
     ///
     /// # Errors
     /// As [`Ports::of`].
@@ -85,9 +85,9 @@ impl<'a> Ports<'a> {
     }
 }
 
-/// Above what services commonly use.
+/// Above the ports of common services.
 const PORT_FIRST: u16 = 18_000;
-/// Linux gives outgoing connections ports from here on unless it is told otherwise.
+/// The start of Linux's default ephemeral range.
 const PORT_END: u16 = 32_768;
 /// More than one search takes.
 const STRIDE: u32 = 64;
@@ -96,7 +96,7 @@ const STRIDE: u32 = 64;
 mod tests {
     use super::*;
 
-    /// Both begin at the same port: one after the other.
+    /// Both searches begin at the same port, so the tests run in turn.
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     #[test]

@@ -33,30 +33,30 @@ use settings::SettingArgs;
 pub(crate) struct ProxyArgs {
     #[command(flatten)]
     member: MemberArgs,
-    /// Where it answers the kubelet and Prometheus over plain HTTP: /livez, /readyz, /metrics, and
-    /// /probe/CONTAINER/KIND for the probes of the application that LENO_PROBES tells of
+    /// Address for health checks and metrics (plain HTTP): /livez, /readyz, /metrics, and /probe/CONTAINER/KIND
+    /// for the application probes in LENO_PROBES
     #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
-    /// Where the application exposes metrics of its own, such as 9102/metrics: /metrics tells them too
+    /// Port and path of the application's own metrics, such as 9102/metrics; merged into /metrics
     #[arg(long, value_name = "PORT[/PATH]")]
     application_metrics: Option<ApplicationMetrics>,
-    /// How long it serves on after SIGTERM before it drains: beside an application that is told to end
-    /// at the same time. Meanwhile it is not ready, and clients of HTTP/1.1 get `Connection: close` with each
-    /// response. A second SIGTERM ends that
+    /// Delay between SIGTERM and draining, for applications that receive SIGTERM at the same time. During the
+    /// delay the proxy is not ready, and HTTP/1.1 responses carry `Connection: close`. A second SIGTERM skips
+    /// it
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
     linger: Duration,
     #[arg(long, env = "LENO_PROBES", hide = true)]
     probes: Option<Probes>,
     #[command(flatten)]
     settings: SettingArgs,
-    /// The process that started it: it ends when that does, and hears of our doors on our
-    /// standard input, which is a socket
+    /// Process ID of the supervisor. The proxy ends with it, and reports its listeners on standard input, which
+    /// is a socket
     #[arg(long, hide = true)]
     supervisor: Option<i32>,
 }
 
 impl ProxyArgs {
-    /// Whether `leno up` started it.
+    /// True if `leno up` started this proxy.
     pub(crate) fn is_supervised(&self) -> bool {
         self.supervisor.is_some()
     }
@@ -88,7 +88,7 @@ impl ProxyArgs {
     }
 }
 
-/// Runs a proxy until it is told to stop, and for as long as it lingers.
+/// Runs a proxy until a signal stops it and the drain delay has passed.
 pub(crate) async fn serve(
     config: Config,
     supervised: bool,
@@ -99,7 +99,7 @@ pub(crate) async fn serve(
     let workload = config.workload.clone();
     let access = describe(&config.interception);
     let application = ApplicationPorts::new(match supervised {
-        // Until its supervisor reports the application.
+        // Until the supervisor reports the state of the application.
         true => PortState::Starting,
         false => PortState::Open,
     });
@@ -111,7 +111,7 @@ pub(crate) async fn serve(
     let stop = stop::lingering(signals, linger, proxy.leaving());
     let reported = Reported { listeners, admin, in_flight, application };
     let reports = report::reports(reported, supervised)?;
-    // Reports end with the proxy: nobody is told about doors that are closed.
+    // Reports end with the proxy: closed listeners are not reported.
     tokio::select! {
         ended = proxy.run(stop) => ended?,
         never = reports => match never {},
@@ -134,16 +134,16 @@ fn describe(interception: &Interception) -> &'static str {
 
 const EXAMPLES: &str = "\
 Examples:
-  On the machine of the control plane, make a token and bring it to the other machine:
+  On the control plane's machine, create a token and copy it to the other machine:
     leno token shop/cart-2 --control 192.0.2.1:15010 --out cart-2.token
-  There, start the application, and its sidecar:
+  On the other machine, start the application and its sidecar:
     leno proxy --workload shop/cart-2 --token-file cart-2.token --inbound 192.0.2.7
 
-  In a pod of Kubernetes, as the injector has it:
+  In a Kubernetes pod, as injected:
     leno proxy --workload $(POD_NAMESPACE)/$(POD_NAME) --trust-domain cluster.local \\
         --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
         --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
-SIGTERM, SIGINT, SIGPWR and SIGXCPU drain, after --linger: requests under way finish, within --drain-timeout.
-SIGQUIT stops without draining. SIGHUP, SIGUSR1, SIGUSR2, SIGALRM and other signals of timers and programs are ignored.
+SIGTERM, SIGINT, SIGPWR and SIGXCPU drain, after --linger: requests in progress finish, within --drain-timeout.
+SIGQUIT stops without draining. SIGHUP, SIGUSR1, SIGUSR2, SIGALRM and other timer and user signals are ignored.
 ";

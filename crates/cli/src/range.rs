@@ -1,4 +1,4 @@
-//! A range of addresses, of either version, in CIDR notation.
+//! IPv4 and IPv6 address ranges in CIDR notation.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,14 +7,14 @@ use std::str::FromStr;
 /// A range of addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// Its first address.
+    /// The first address.
     first: IpAddr,
-    /// How many leading bits all of its addresses share.
+    /// The prefix length in bits.
     bits: u8,
 }
 
 impl Range {
-    /// One address alone.
+    /// Returns the range of a single address.
     pub(crate) const fn one(address: IpAddr) -> Self {
         Self { first: address, bits: width(address) }
     }
@@ -23,7 +23,7 @@ impl Range {
         self.first
     }
 
-    /// The bits that all of its addresses share, set: four bytes, or sixteen.
+    /// Returns the network mask: 4 or 16 bytes.
     pub(crate) fn mask(&self) -> Vec<u8> {
         let zeros = u32::from(width(self.first) - self.bits);
         match self.first {
@@ -32,7 +32,7 @@ impl Range {
         }
     }
 
-    /// The protocol, as `nft` calls it.
+    /// Returns the protocol name of `nft`.
     pub(crate) const fn version(&self) -> &'static str {
         match self.first {
             IpAddr::V4(_) => "ip",
@@ -41,8 +41,7 @@ impl Range {
     }
 }
 
-/// Reads `192.0.2.0/24`, or an address alone. Bits of the address beyond the range are zeroed, as
-/// `nft` and `ip` do.
+/// Parses `192.0.2.0/24`, or a single address. Host bits are zeroed, as in `nft` and `ip`.
 impl FromStr for Range {
     type Err = String;
 
@@ -83,7 +82,7 @@ impl fmt::Display for Range {
     }
 }
 
-/// How many bits an address of this version has.
+/// Returns the number of bits of an address.
 const fn width(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => 32,

@@ -1,4 +1,4 @@
-//! The reader of a command's output: detects that it is gone while nothing is printed.
+//! Detection of a closed standard output while nothing is printed.
 
 use std::future::pending;
 use std::io;
@@ -10,11 +10,11 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-/// Resolves when the reader of this process's standard output is gone: the other end of the pipe or socket is closed, or
-/// the terminal was hung up, also without a SIGHUP. A write would fail, and a command that prints seldom makes none.
+/// Resolves when the reader of standard output is gone: the other end of the pipe or socket is closed, or the
+/// terminal hung up, even without a SIGHUP. A write would fail, but a command that prints rarely makes none.
 ///
-/// Container runtimes keep the pipe of a command open when the client of `kubectl exec` is lost. With `kubectl exec -i`
-/// they close its standard input, which counts as well.
+/// Container runtimes keep the pipe of a command open when the client of `kubectl exec` is lost. With `kubectl
+/// exec -i` they close its standard input, which counts as well.
 pub(crate) async fn gone() {
     tokio::select! {
         () = hung_up(io::stdout()) => {}
@@ -22,13 +22,13 @@ pub(crate) async fn gone() {
     }
 }
 
-/// Resolves when the other end of an output is closed. A file has none.
+/// Resolves when the other end of an output is closed. Files have none.
 #[allow(
     deprecated,
     reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
 )]
 async fn hung_up(output: impl AsRawFd) {
-    // The system refuses to watch a file.
+    // Files cannot be polled.
     let Ok(output) = AsyncFd::with_interest(output, Interest::WRITABLE) else {
         return pending().await;
     };
@@ -36,13 +36,13 @@ async fn hung_up(output: impl AsRawFd) {
         if guard.ready().is_write_closed() {
             return;
         }
-        // Room for bytes: the next event is waited for.
+        // Writable: wait for the next event.
         guard.clear_ready();
     }
     pending().await
 }
 
-/// Resolves when the input and the output of this process belong to a session, and the input is closed.
+/// Resolves when standard input closes, if both standard input and output are streams of a session.
 async fn session_closed() {
     match is_stream(io::stdin()) && is_stream(io::stdout()) {
         true => input_closed(io::stdin(), INPUT_AT_START).await,
@@ -50,8 +50,8 @@ async fn session_closed() {
     }
 }
 
-/// Resolves when an input ends that was open for the time `at_start`. One that ends before was never meant to be open:
-/// `ssh -n`, or a program that closes it at once.
+/// Resolves when an input ends that was open for the time `at_start`. An input that ends earlier was never
+/// meant to stay open: `ssh -n`, or a program that closes it at once.
 #[allow(
     deprecated,
     reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
@@ -79,7 +79,7 @@ fn is_stream(file: impl AsFd) -> bool {
     kind.is_ok_and(|kind| matches!(kind, FileType::Fifo | FileType::Socket))
 }
 
-/// The time after its start in which the end of an input says nothing.
+/// The time after the start during which the end of the input is ignored.
 const INPUT_AT_START: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -92,10 +92,10 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any machine stalls, and only there for a test to fail instead of hanging.
+    /// Longer than any machine stalls, so that a test fails instead of hanging.
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// Polls a few times, with a look at the events of the system between.
+    /// Polls a few times, processing system events in between.
     async fn is_pending(waiting: &mut (impl Future<Output = ()> + Unpin)) -> bool {
         let looks = async {
             for _ in 0..8 {
@@ -116,7 +116,7 @@ mod tests {
         let (other, socket) = UnixStream::pair().unwrap();
         let mut of_socket = Box::pin(hung_up(socket));
         assert!(is_pending(&mut of_pipe).await && is_pending(&mut of_socket).await);
-        // No byte is sent that way any more, and the other way is open.
+        // One direction is shut down, the other is open.
         other.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(is_pending(&mut of_socket).await, "half-closed");
         drop((reader, other));

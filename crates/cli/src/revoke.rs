@@ -1,4 +1,4 @@
-//! `leno revoke`: ends the membership of one workload, whatever certificates it holds.
+//! `leno revoke`: revocation of a workload's membership, including all of its certificates.
 
 mod cluster;
 
@@ -23,29 +23,29 @@ use crate::output::{self, Column, Format, Listing};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RevokeArgs {
-    /// The workload that is no member any more; without one, list those that are revoked
+    /// Workload to revoke; without one, list the revoked workloads
     #[arg(value_name = "NAMESPACE/NAME")]
     workload: Option<WorkloadName>,
-    /// Of several pods of that name, one after the other, only the one with this UID
+    /// UID of the pod to revoke, if several pods had this name in turn
     #[arg(long, value_name = "UID", requires = "workload", value_parser = Uid::new)]
     uid: Option<Uid>,
-    /// Make the workload a member again
+    /// Restore the workload's membership
     #[arg(long, requires = "workload")]
     undo: bool,
     #[command(flatten)]
     data: DataArgs,
-    /// The directory that the control planes of the mesh share [default: the data directory]
+    /// Directory shared by the control planes of the mesh [default: the data directory]
     #[arg(long, value_name = "DIR", conflicts_with = "kubernetes")]
     shared: Option<PathBuf>,
-    /// Revoke a pod of a cluster, in its MeshConfig: the pod that has the name now
+    /// Revoke a Kubernetes pod, in the MeshConfig: the pod that has this name now
     #[arg(long)]
     kubernetes: bool,
-    /// Every pod of that name, also those to come
+    /// Revoke every pod with this name, including future ones
     #[arg(long, requires_all = ["kubernetes", "workload"], conflicts_with = "uid")]
     by_name: bool,
     #[command(flatten)]
     cluster: FoundArgs,
-    /// The form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -59,14 +59,14 @@ enum Change {
 
 /// The result of a change.
 struct Outcome {
-    /// All that are revoked now.
+    /// All revoked workloads after the change.
     all: BTreeSet<RevokedWorkload>,
-    /// The one that was meant, if one was, and whether that changed anything.
+    /// The selected workload, if any, and whether its state changed.
     changed: Option<(RevokedWorkload, bool)>,
 }
 
 impl RevokeArgs {
-    /// Revokes the workload, makes it a member again, or lists the revoked ones.
+    /// Revokes the workload, restores its membership, or lists the revoked workloads.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let change = if self.undo { Change::Undo } else { Change::Revoke };
         let outcome = match self.kubernetes {
@@ -107,8 +107,8 @@ impl RevokeArgs {
         Ok(Outcome { all, changed })
     }
 
-    /// Warns when the control plane on this machine knows no such Workload: it may be deleted, or misspelt. The
-    /// revocation is done, so a failure here is no error.
+    /// Warns if the control plane on this machine has no such Workload: it may be deleted or misspelled. The
+    /// revocation is complete, so a failure here is not an error.
     fn warn_if_unknown(&self) {
         let (Some(workload), Ok(workloads)) = (&self.workload, self.workloads()) else { return };
         let known: Vec<&str> = workloads.iter().map(|known| known.name.as_str()).collect();
@@ -117,10 +117,10 @@ impl RevokeArgs {
         }
     }
 
-    /// The workloads that the control plane on this machine knows.
+    /// Returns the workloads of the control plane on this machine.
     ///
     /// # Errors
-    /// When no control plane runs here, or one of another release.
+    /// If no control plane runs here, or it is of another release.
     fn workloads(&self) -> anyhow::Result<Vec<WorkloadStatus>> {
         let data = self.data.path()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -151,7 +151,7 @@ impl RevokeArgs {
     }
 }
 
-/// The warning about the name of a workload that is not among the known ones.
+/// Returns the warning about an unknown workload name.
 fn unknown(workload: &str, known: &[&str]) -> Option<String> {
     if known.contains(&workload) {
         return None;
@@ -164,7 +164,7 @@ fn unknown(workload: &str, known: &[&str]) -> Option<String> {
     Some(format!("there is no Workload {workload} now: {advice}"))
 }
 
-/// The known workload with the most similar name, or with the same name in another namespace.
+/// Returns the workload with the most similar name, or with the same name in another namespace.
 pub(crate) fn nearest<'a>(workload: &str, known: &[&'a str]) -> Option<&'a str> {
     let of_name = || {
         let (_, name) = workload.split_once('/')?;
@@ -202,13 +202,13 @@ const COLUMNS: &[Column] = &[Column::always("WORKLOAD"), Column::always("UID")];
 
 const EXAMPLES: &str = "\
 Examples:
-  leno revoke shop/cart-2 --data /var/lib/leno      end the membership of one workload
-  leno revoke shop/cart-2 --undo                    make it a member again; it joins with a new token
-  leno revoke -o json                               list the workloads that are revoked
-  leno revoke --kubernetes shop/web-0               the pod that has the name now, not the one after it
-  leno revoke --kubernetes shop/web-0 --by-name     every pod of that name
+  leno revoke shop/cart-2 --data /var/lib/leno      revoke the membership of one workload
+  leno revoke shop/cart-2 --undo                    restore the membership; joining requires a new token
+  leno revoke -o json                               list revoked workloads
+  leno revoke --kubernetes shop/web-0               the current pod of that name, not its successors
+  leno revoke --kubernetes shop/web-0 --by-name     every pod of that name, including future ones
 
-All workloads of an account: `spec.revoked` of the MeshConfig, with `kind: ServiceAccount`.
+To revoke all workloads of a service account, set `spec.revoked` of the MeshConfig with `kind: ServiceAccount`.
 ";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `leno root`: replaces the root of a mesh in stages, with everything running.
+//! `leno root`: staged rotation of the mesh root certificate, without downtime.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,36 +20,36 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RootArgs {
-    /// What to do
+    /// Rotation step
     #[arg(value_enum)]
     step: Step,
     #[command(flatten)]
     data: DataArgs,
-    /// The directory that the control planes of the mesh share [default: the data directory]
+    /// Directory shared by the control planes of the mesh [default: the data directory]
     #[arg(long, value_name = "DIR")]
     shared: Option<PathBuf>,
-    /// Take the step even if sidecars are away or have not caught up with the one before
+    /// Continue even if sidecars are disconnected or have not applied the previous step
     #[arg(long)]
     force: bool,
 }
 
-/// A step of a replacement.
+/// A step of a root rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Step {
-    /// Tell how far a replacement is
+    /// Show the progress of the rotation
     Status,
-    /// Make a new root, trusted beside the one that signs
+    /// Create a new root, trusted in addition to the signing root
     Add,
-    /// Let the new root sign
+    /// Sign with the new root
     Switch,
-    /// Trust the former root no more
+    /// Stop trusting the old root
     Retire,
-    /// Take the last step back, before the former root is retired
+    /// Roll back the last step, before the old root is retired
     Back,
 }
 
 impl RootArgs {
-    /// Takes the step, unless sidecars have not caught up with the one before.
+    /// Performs the step, unless sidecars have not applied the previous one.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let data = self.data.path()?;
@@ -98,7 +98,7 @@ impl RootArgs {
     }
 }
 
-/// Who is away does not hear of a step, and is cut off by the next one.
+/// Rejects a step while sidecars are disconnected: they would miss it, and the next one would cut them off.
 fn expect_everybody(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
     if status.settling {
         bail!("the control plane has just started, and not every sidecar is back: wait");
@@ -141,11 +141,11 @@ fn tell(step: Step, stage: RotationStage, status: &Status, data: &DataArgs) -> a
 
 const EXAMPLES: &str = "\
 Examples:
-  leno root add --data /var/lib/leno      a new root, trusted beside the one that signs
-  leno root status --data /var/lib/leno   until no sidecar is outdated
-  leno root switch --data /var/lib/leno   the new one signs; wait again
-  leno root retire --data /var/lib/leno   the former one is trusted no more
+  leno root add --data /var/lib/leno      add a new root, trusted in addition to the signing root
+  leno root status --data /var/lib/leno   repeat until no sidecar is outdated
+  leno root switch --data /var/lib/leno   sign with the new root; wait again
+  leno root retire --data /var/lib/leno   stop trusting the old root
 
-With several control planes: the counts are those of the one that is asked, so ask each; the files
-are in the directory that they share (--shared).
+With several control planes, query each one: the counts cover only its own sidecars. The files are in
+the shared directory (--shared).
 ";

@@ -1,4 +1,4 @@
-//! `leno status`: is the mesh healthy, and if not, what to do.
+//! `leno status`: mesh health, with suggested fixes.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,24 +21,24 @@ use crate::output::shown;
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     data: DataArgs,
-    /// How to print the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
 }
 
-/// What is told.
+/// The health verdict.
 #[derive(Debug, Serialize)]
 struct Verdict {
-    /// Whether nothing is wrong.
+    /// True if there are no problems.
     healthy: bool,
-    /// What is wrong, or worth knowing.
+    /// Problems and notices.
     findings: Vec<Finding>,
-    /// What the judgement is about; absent when no control plane answers.
+    /// The mesh status; absent if no control plane answers.
     mesh: Option<leno_control::status::Status>,
 }
 
 impl StatusArgs {
-    /// Prints the verdict; succeeds when nothing is wrong.
+    /// Prints the verdict; succeeds if there are no problems.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let path = self.data.path()?;
@@ -79,7 +79,7 @@ async fn facts(mesh: &Mesh) -> anyhow::Result<Facts> {
     Facts::collect(|path| async move { mesh.ask(&path).await }).await
 }
 
-/// The finding when no control plane answers.
+/// Returns the finding for an unreachable control plane.
 fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
     if !has_run(data) {
         return Finding::problem(
@@ -97,7 +97,7 @@ fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
     )
 }
 
-/// Two lines. A part of their text comes from sidecars.
+/// Formats a finding in two lines. Some of their text comes from sidecars.
 fn lines(finding: &Finding) -> String {
     let mark = match finding.weight {
         Weight::Problem => "✗",
@@ -142,7 +142,7 @@ Examples:
   leno status
   leno status --data /var/lib/leno -o json
 
-Exit codes: 0 nothing is wrong; 1 something is, or no control plane answers; 2 wrong usage.
+Exit codes: 0 healthy; 1 there are problems, or no control plane answers; 2 wrong usage.
 ";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Signals: those that stop a command, those that reload its files, and those that must not end it.
+//! Signal handling: stop, reload, and signals to ignore.
 
 use std::io::IsTerminal as _;
 use std::ops::RangeInclusive;
@@ -7,18 +7,18 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Resolves at SIGTERM, SIGINT, SIGQUIT, SIGPWR or SIGXCPU, or when the terminal of this process is closed. All
-/// of them are caught from now on, and [`IGNORED`] and real-time signals are ignored.
+/// Resolves at SIGTERM, SIGINT, SIGQUIT, SIGPWR or SIGXCPU, or when the terminal of this process closes. From
+/// the call on these signals are caught, and [`IGNORED`] and real-time signals are ignored.
 ///
 /// # Errors
-/// When the signals cannot be caught.
+/// If the signals cannot be caught.
 pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
     for kind in IGNORED {
-        // The default action of a signal is replaced for good, also after the stream is dropped.
+        // The handler stays installed after the stream is dropped.
         drop(caught(SignalKind::from_raw(*kind))?);
     }
     for kind in REAL_TIME {
-        // Failing means that the C library keeps this one for itself.
+        // Registration fails for signals reserved by the C library.
         drop(signal(SignalKind::from_raw(kind)));
     }
     let mut terminate = caught(SignalKind::terminate())?;
@@ -39,12 +39,11 @@ pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Ends this process soon after SIGTERM or SIGINT, or after its lifetime, also while its only thread waits for a reader
-/// of its output.
-/// `restore` must not block.
+/// Ends this process shortly after SIGTERM or SIGINT, or after its lifetime, even while its only thread is
+/// blocked on writing output. `restore` must not block.
 ///
 /// # Errors
-/// When the signals cannot be caught, or there can be no more threads.
+/// If the signals cannot be caught, or no thread can be created.
 pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
@@ -63,7 +62,7 @@ pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> any
                 () = stop => {}
                 () = over => {}
             }
-            // A thread that is not blocked ends the process before.
+            // A thread that is not blocked ends the process first.
             tokio::time::sleep(BLOCKED_PATIENCE).await;
         });
         restore();
@@ -83,7 +82,8 @@ pub(crate) fn quit() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Resolves after `first` and the time `linger`, or at a second signal. `leaving` runs at the first.
+/// Resolves after `first` and the drain delay `linger`, or at a second signal. `leaving` runs at the first
+/// signal.
 pub(crate) async fn lingering(
     first: impl Future<Output = ()>,
     linger: Duration,
@@ -98,7 +98,7 @@ pub(crate) async fn lingering(
     }
 }
 
-/// SIGHUP has two senders: an operator or a log rotation, and the kernel when a terminal closes.
+/// SIGHUP has two senders: an operator or log rotation, and the kernel when a terminal closes.
 #[derive(Debug)]
 pub(crate) struct Hangups {
     signal: Signal,
@@ -121,7 +121,7 @@ impl Hangups {
         Ok(Self { signal: caught(SignalKind::hangup())?, had_terminal: has_terminal() })
     }
 
-    /// Waits for a request to reload.
+    /// Waits for a reload request.
     pub(crate) async fn reload(&mut self) {
         self.next(Terminal::OpenOrAbsent).await;
     }
@@ -144,24 +144,24 @@ fn caught(kind: SignalKind) -> anyhow::Result<Signal> {
     signal(kind).with_context(|| format!("cannot wait for signal {}", kind.as_raw_value()))
 }
 
-/// A terminal that was closed is none any more.
+/// A closed terminal no longer counts as one.
 fn has_terminal() -> bool {
     std::io::stdin().is_terminal()
         || std::io::stdout().is_terminal()
         || std::io::stderr().is_terminal()
 }
 
-/// The time that a command has to end by itself after a signal.
+/// The time for a command to end by itself after a signal.
 const BLOCKED_PATIENCE: Duration = Duration::from_secs(1);
-/// The exit status of a command that a signal ended, as shells report it for SIGINT.
+/// The exit status of a command ended by a signal, as shells report it for SIGINT.
 const BLOCKED_STATUS: i32 = 130;
 
-/// SIGUSR1, SIGUSR2, SIGALRM, SIGSTKFLT, SIGXFSZ, SIGVTALRM, SIGPROF and SIGIO as Linux numbers them: their default action
-/// ends a process. A write beyond the limit of a file's size fails instead.
+/// SIGUSR1, SIGUSR2, SIGALRM, SIGSTKFLT, SIGXFSZ, SIGVTALRM, SIGPROF and SIGIO by their Linux numbers: their
+/// default action ends a process. With SIGXFSZ ignored, a write beyond the file size limit fails instead.
 const IGNORED: &[i32] = &[10, 12, 14, 16, 25, 26, 27, 29];
-/// The real-time signals (SIGRTMIN to SIGRTMAX), which end a process by default as well.
+/// The real-time signals (SIGRTMIN to SIGRTMAX); their default action also ends a process.
 const REAL_TIME: RangeInclusive<i32> = 34..=64;
-/// SIGPWR: the power fails, or a container manager shuts down.
+/// SIGPWR: power failure, or shutdown by a container manager.
 const POWER: i32 = 30;
-/// SIGXCPU: the limit of CPU time is reached, and the kernel kills the process at the hard limit.
+/// SIGXCPU: the soft CPU time limit is reached, and the kernel kills the process at the hard limit.
 const CPU_LIMIT: i32 = 24;

@@ -1,4 +1,4 @@
-//! `leno tap`: live requests of a service, as sidecars see them.
+//! `leno tap`: live requests of a service, as sidecars report them.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -21,28 +21,28 @@ use crate::{log, reader, stop};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TapArgs {
-    /// The service that is called, NAMESPACE/NAME or NAME.NAMESPACE
+    /// Called service, NAMESPACE/NAME or NAME.NAMESPACE
     #[arg(value_parser = service, required_unless_present = "page")]
     service: Option<ServiceName>,
-    /// Print what to open in a browser for live requests; whoever has it may see them
+    /// Print a URL that shows live requests in a browser; the URL grants access to them
     #[arg(long, conflicts_with = "service")]
     page: bool,
-    /// Only requests whose path begins so
+    /// Only requests with this path prefix
     #[arg(long, value_name = "PREFIX")]
     path: Option<String>,
-    /// Only requests of this method
+    /// Only requests with this method
     #[arg(long)]
     method: Option<String>,
-    /// Only requests that were answered so: 503, 5xx or 400-499; 000 is no answer
+    /// Only requests with this response status: 503, 5xx or 400-499; 000 is no response
     #[arg(long, value_parser = status)]
     status: Option<StatusRange>,
-    /// Only requests of this account
+    /// Only requests from this service account
     #[arg(long, value_name = "NAMESPACE/ACCOUNT", value_parser = account)]
     from: Option<ServiceAccount>,
-    /// Whose sidecars tell: each request passes two
+    /// Reporting sidecars; every request passes two
     #[arg(long, value_enum, default_value_t = Side::Both)]
     side: Side,
-    /// How many requests each data thread of a sidecar tells of in a second
+    /// Maximum requests per second that each data thread of a sidecar reports
     #[arg(
         long,
         value_name = "N",
@@ -50,20 +50,21 @@ pub(crate) struct TapArgs {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(TAP_PER_SECOND_MAX))
     )]
     rate: u32,
-    /// End after so many requests
+    /// Exit after this many requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End after this time: a command in a pod goes on when the connection of `kubectl exec` without `-i` is lost
+    /// Exit after this time: a command in a pod keeps running when the connection of `kubectl exec` without
+    /// `-i` is lost
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = parse_positive)]
     lifetime: Duration,
-    /// How to print requests
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = TapFormat::Table)]
     output: TapFormat,
     #[command(flatten)]
     data: DataArgs,
 }
 
-/// Whose sidecars tell.
+/// The sidecars that report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Side {
     /// The client's and the server's
@@ -74,19 +75,19 @@ enum Side {
     Server,
 }
 
-/// How requests are printed.
+/// The output format of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TapFormat {
-    /// One line each, for people
+    /// One line per request, for people
     Table,
-    /// One line of JSON each, with the fields of the access log
+    /// One line of JSON per request, with the fields of the access log
     Json,
-    /// One document of YAML each, with the same fields
+    /// One YAML document per request, with the same fields
     Yaml,
 }
 
 impl TapArgs {
-    /// Prints requests until it is stopped, or there were enough.
+    /// Prints requests until a signal or the count ends it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.follow())?;
@@ -156,7 +157,7 @@ impl TapArgs {
     }
 }
 
-/// Says so when there is no such service, rather than waiting for its requests for ever.
+/// Fails if the service does not exist, instead of waiting for its requests forever.
 async fn find(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
     let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
     let name = service.to_string();
@@ -170,7 +171,7 @@ async fn find(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
     }
 }
 
-/// Tells what to open in a browser.
+/// Prints the URL for a browser.
 async fn open_page(mesh: &Mesh) -> anyhow::Result<()> {
     let status: Status = parsed(mesh.ask("/status").await?)?;
     match status.live {
@@ -179,16 +180,16 @@ async fn open_page(mesh: &Mesh) -> anyhow::Result<()> {
     }
 }
 
-/// What was printed.
+/// The output state.
 struct Shown {
     output: TapFormat,
-    /// How many more are to be printed; all when absent.
+    /// Requests left to print; unlimited if absent.
     left: Option<u64>,
     dropped: u64,
 }
 
 impl Shown {
-    /// Prints a line of the control plane; false when there were enough.
+    /// Prints a line of the control plane; false once the count is reached.
     fn line(&mut self, line: &str) -> anyhow::Result<bool> {
         let Ok(record) = serde_json::from_str::<Value>(line) else {
             bail!("the control plane says what is no JSON: is it of another version of leno?");
@@ -213,12 +214,12 @@ impl Shown {
         let mut out = std::io::stdout().lock();
         out.write_all(line.as_bytes())?;
         out.write_all(b"\n")?;
-        // Somebody waits for each of them.
+        // Each line is flushed for live reading.
         Ok(out.flush()?)
     }
 }
 
-/// A request as people read it.
+/// Formats a request for people.
 fn row(record: &Value) -> String {
     let text = |name: &str| shown(record[name].as_str().unwrap_or_default());
     let began = text("start_time");
@@ -247,7 +248,7 @@ fn row(record: &Value) -> String {
     )
 }
 
-/// RFC 3986 §2.3: what is not unreserved is percent-encoded.
+/// Percent-encodes all characters except unreserved ones (RFC 3986 section 2.3).
 pub(crate) fn encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -295,13 +296,13 @@ const HEADER: [&str; 7] = [
 
 const EXAMPLES: &str = "\
 Examples:
-  leno tap shop/stock                                  requests for a service, as they end
-  leno tap shop/stock --status 5xx --path /orders      those that fail
+  leno tap shop/stock                                  completed requests of a service
+  leno tap shop/stock --status 5xx --path /orders      failed requests
   leno tap shop/stock --from shop/web --side client -o json --count 10
-  leno tap --page                                      the same in a browser
+  leno tap --page                                      show requests in a browser
 
-It shows no bodies, no queries and no headers but those of the access log. Only whoever may open
-the admin socket of the control plane can tap, and only sidecars that are connected to it tell.
+The output contains no bodies, query strings or headers other than those of the access log. Tapping requires
+access to the control plane's admin socket, and covers only the sidecars connected to that control plane.
 ";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `leno token`: a join bundle for a workload on another machine.
+//! `leno token`: a join token file for a workload on another machine.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,25 +19,24 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TokenArgs {
-    /// The workload that may join with it, once
+    /// Workload that may join with the token, once
     #[arg(value_name = "NAMESPACE/NAME")]
     workload: WorkloadName,
     #[command(flatten)]
     data: DataArgs,
-    /// How long it can be used [default: what the mesh was started with, 10m]
+    /// Token lifetime [default: as configured at mesh start, 10m]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     ttl: Option<Duration>,
-    /// Where the sidecar finds the control plane; several when there are several
-    /// [default: what the mesh advertises]
+    /// Control plane address for the sidecar; repeatable [default: the addresses that the mesh advertises]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     control: Vec<SocketAddr>,
-    /// The file to write, readable by its owner only [default: standard output]
+    /// Output file, readable by its owner only [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
 impl TokenArgs {
-    /// Asks the running mesh for a token and writes it.
+    /// Requests a token from the running mesh and writes it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut bundle = runtime.block_on(self.ask())?;
@@ -80,5 +79,5 @@ Examples:
   leno token shop/cart-2 --control 192.0.2.1:15010 --out cart-2.token
   leno token shop/cart-2 --ttl 1h --data /var/lib/leno --out cart-2.token
 
-Whoever has the file can join as that workload, once: bring it over a safe way.
+The file permits joining as that workload, once: transfer it over a secure channel.
 ";

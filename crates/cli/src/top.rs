@@ -1,4 +1,4 @@
-//! `leno top`: how services, routes and sidecars fare, live.
+//! `leno top`: live request statistics of services, routes and sidecars.
 
 mod screen;
 mod terminal;
@@ -24,40 +24,40 @@ use self::terminal::{Key, Terminal};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
-    /// What comes first
+    /// Sort order
     #[arg(long, value_enum, default_value_t)]
     sort: Order,
-    /// Print once and end; so it does when standard output is no terminal
+    /// Print once and exit; implied if standard output is not a terminal
     #[arg(long)]
     once: bool,
-    /// How often to look
+    /// Refresh interval
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_positive)]
     every: Duration,
     #[command(flatten)]
     data: DataArgs,
-    /// How to print once; `json` and `yaml` imply --once
+    /// Output format with --once; `json` and `yaml` imply --once
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
 
-/// What comes first.
+/// The sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Order {
-    /// The busiest
+    /// Highest request rate first
     #[default]
     Rate,
-    /// What fails most
+    /// Lowest success rate first
     Success,
-    /// What is slow for half of its requests
+    /// Highest median latency first
     P50,
-    /// What is slow for one in a hundred
+    /// Highest 99th percentile latency first
     P99,
     /// By name
     Name,
 }
 
 impl TopArgs {
-    /// Shows until `q`, Ctrl-C or SIGTERM; or once.
+    /// Refreshes until `q`, Ctrl-C or SIGTERM; or prints once.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.show())?;
@@ -82,7 +82,7 @@ impl TopArgs {
         self.watch(&mesh, view).await
     }
 
-    /// The live table. Everything waits here; what is shown is decided in `screen`.
+    /// Runs the live table. All waiting happens here; `screen` decides the content.
     async fn watch(&self, mesh: &Mesh, mut view: View) -> anyhow::Result<()> {
         let stop = stop::signals()?;
         tokio::pin!(stop);
@@ -112,14 +112,14 @@ impl TopArgs {
                     }
                     Some(Key::Other) => {}
                 },
-                // Whoever wants to leave does not wait for an answer.
+                // A key press does not wait for an answer.
                 looked = &mut looking => {
                     match looked {
                         Ok(fresh) => {
                             view = fresh;
                             view.sort(order);
                         }
-                        // It may be starting anew: what was seen last stays, and says so.
+                        // The control plane may be restarting: the last view stays, marked as stale.
                         Err(error) => view.trouble = Some(output::failure(&error)),
                     }
                     looking.set(next());
@@ -145,6 +145,6 @@ Examples:
   leno top --once -o wide
   leno top -o json --data /var/lib/leno
 
-Keys: r rate, s success, 5 p50, 9 p99, n name; q or Ctrl-C ends it. Rates are those of the last half
-minute, told by sidecars every few seconds.
+Keys: r rate, s success, 5 p50, 9 p99, n name; q or Ctrl-C quits. Rates cover the last 30 seconds;
+sidecars report every few seconds.
 ";

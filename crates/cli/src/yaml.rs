@@ -1,26 +1,26 @@
-//! Objects and answers as YAML, in blocks, for people to go on with.
+//! YAML output in block style, for people to edit.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// An object as a document.
+/// Writes an object as a document.
 pub(crate) fn write(object: &Value) -> String {
     let mut out = String::new();
     block(object, 0, &mut out);
-    // What has no block is a line.
+    // A scalar is a single line.
     if out.is_empty() {
         out = scalar(object) + "\n";
     }
     out
 }
 
-/// Several objects as a stream of documents.
+/// Writes several objects as a stream of documents.
 pub(crate) fn stream(objects: &[Value]) -> String {
     objects.iter().map(|object| format!("---\n{}", write(object))).collect()
 }
 
-/// Kind and name of an object, for people.
+/// Returns the kind and name of an object, for people.
 pub(crate) fn name(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
@@ -52,7 +52,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
     }
 }
 
-/// The value of a key: on its line, or in a block below.
+/// Writes the value of a key: on its line, or in a block below.
 fn below(value: &Value, indent: usize, out: &mut String) {
     let is_block = match value {
         Value::Object(map) => !map.is_empty(),
@@ -61,14 +61,14 @@ fn below(value: &Value, indent: usize, out: &mut String) {
     };
     if is_block {
         out.push('\n');
-        // Elements of a list stand under their key, which is indented enough.
+        // List items are not indented below their key.
         block(value, if value.is_array() { indent } else { indent + 2 }, out);
     } else {
         writeln!(out, " {}", scalar(value)).expect("a String takes what is written");
     }
 }
 
-/// A single value; a text in quotes unless nobody could take it for anything else. JSON is YAML.
+/// Writes a scalar; a string is quoted unless it is unambiguous. JSON is valid YAML.
 fn scalar(value: &Value) -> String {
     let plain = |text: &str| {
         let begins = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'/');

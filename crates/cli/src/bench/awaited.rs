@@ -1,4 +1,4 @@
-//! Waiting until somebody answers who was just started.
+//! Readiness of newly started processes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use tokio::time::{Instant, sleep};
 use crate::ask;
 use crate::output;
 
-/// Waits until an address answers a path well, for so long, and no longer than `alive` finds
-/// everybody alive who has a part in it.
+/// Waits until an address returns success for a path, with a timeout, and while `alive` finds all required
+/// processes running.
 ///
 /// # Errors
-/// When somebody has ended or patience has.
+/// If a process has ended, or the timeout expires.
 pub(super) async fn until_answered(
     (address, path): (SocketAddr, &str),
     patience: Duration,
@@ -33,7 +33,7 @@ pub(super) async fn until_answered(
     }
 }
 
-/// Short beside what starting takes.
+/// Short compared with the start of a process.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The hidden `leno bench backend`: a small fast HTTP/1.1 server for proxies to stand in front of.
+//! The hidden `leno bench backend`: a small fast HTTP/1.1 server behind the proxies.
 //!
-//! `/1024` answers with 1024 bytes. `/count` tells how many other requests were answered, on
-//! whatever connection: that is how the benchmark knows what the CPU time it reads was spent on.
+//! `/1024` answers with 1024 bytes. `/count` returns the number of other requests answered on all connections,
+//! for relating the measured CPU time to requests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,10 +19,10 @@ use crate::duration::parse_duration;
 /// Arguments of the hidden `leno bench backend`.
 #[derive(Debug, Args)]
 pub(crate) struct BackendArgs {
-    /// Where to listen on loopback
+    /// Loopback port to listen on
     #[arg(long)]
     port: u16,
-    /// How long each answer is kept back
+    /// Delay of each response
     #[arg(long, value_parser = parse_duration, default_value = "0s")]
     delay: Duration,
 }
@@ -35,7 +35,7 @@ impl BackendArgs {
     }
 }
 
-/// What all connections share; there is one thread.
+/// The state shared by all connections; there is one thread.
 struct Shared {
     answered: Cell<u64>,
     answers: RefCell<HashMap<usize, Rc<[u8]>>>,
@@ -47,7 +47,7 @@ impl Shared {
         Self { answered: Cell::new(0), answers: RefCell::default(), delay }
     }
 
-    /// Writes what answers a path.
+    /// Writes the response for a path.
     fn answer(&self, path: &[u8], out: &mut Vec<u8>) {
         let path = path.strip_prefix(b"/").unwrap_or(path);
         if path == b"count" {
@@ -67,7 +67,7 @@ impl Shared {
     }
 }
 
-/// The body size that a path names; a kibibyte when it names none.
+/// Returns the body size in a path; 1 KiB without one.
 fn bytes_of(path: &[u8]) -> usize {
     let text = std::str::from_utf8(path).ok();
     let number = text.and_then(|text| text.parse::<usize>().ok());
@@ -104,15 +104,14 @@ async fn converse(mut stream: TcpStream, shared: Rc<Shared>) {
     }
 }
 
-/// Whether a connection goes on.
+/// The state of a connection after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     KeepAlive,
     Close,
 }
 
-/// Answers every request that is there whole; nothing when it is none that we answer. What
-/// clients of a benchmark send has no body.
+/// Answers every complete request; `None` for an unsupported one. Requests of benchmark clients have no body.
 fn answer_all(received: &mut Vec<u8>, shared: &Shared, out: &mut Vec<u8>) -> Option<End> {
     let mut taken = 0;
     let mut end = End::KeepAlive;
@@ -134,7 +133,7 @@ fn head_length(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4)
 }
 
-/// The path of a target in either form, without its query.
+/// Returns the path of a target in either form, without its query.
 fn path_of(target: &[u8]) -> &[u8] {
     let after_scheme = target.strip_prefix(b"http://");
     let path = after_scheme.map_or(target, |rest| {
@@ -149,9 +148,9 @@ fn asks_to_close(head: &[u8]) -> bool {
     head.split(|byte| *byte == b'\n').any(closes)
 }
 
-/// What is answered when nobody says how much.
+/// The default size of a response body.
 const BODY_BYTES: usize = 1024;
-/// A response is kept whole in memory.
+/// A response is kept in memory as a whole.
 const BODY_BYTES_MAX: usize = 64 << 20;
 /// More than any proxy adds to a request of a load generator.
 const HEAD_BYTES_MAX: usize = 16 * 1024;

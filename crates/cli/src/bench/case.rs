@@ -1,4 +1,4 @@
-//! A case: one kind of work that every contender is given.
+//! Benchmark cases: one kind of work that every contender performs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,26 +16,26 @@ use super::rig::{MeshRules, Rig, TrafficMode};
 use super::spring;
 use crate::ports::Ports;
 
-/// One kind of work that every contender is given.
+/// One kind of work that every contender performs.
 #[derive(Debug, Clone)]
 pub(super) struct Case {
-    /// What it is, in a few words.
+    /// A short description.
     pub(super) name: String,
-    /// The same for programs.
+    /// The description for programs.
     pub(super) parameters: Map<String, Value>,
     pub(super) layout: Layout,
     pub(super) app: App,
-    /// Where requests go: a role and a path each.
+    /// The targets of requests: a role and a path each.
     pub(super) targets: Vec<(&'static str, String)>,
     pub(super) connections: u32,
-    /// Requests per second; as fast as answers come when absent.
+    /// Requests per second; a closed loop if absent.
     pub(super) rate: Option<u32>,
     pub(super) connecting: Connecting,
-    /// On how many cores proxies may run; on those of the rig when absent.
+    /// The number of cores for proxies; those of the rig if absent.
     pub(super) proxy_cores: Option<usize>,
     pub(super) traffic_mode: TrafficMode,
     pub(super) rules: MeshRules,
-    /// How long the source of data keeps each answer back.
+    /// The delay of each response of the data source.
     pub(super) delay: Duration,
 }
 
@@ -59,18 +59,18 @@ impl Case {
         }
     }
 
-    /// Adds what tells it from others.
+    /// Adds a parameter that distinguishes this case.
     pub(super) fn with(mut self, parameter: &str, value: impl Into<Value>) -> Self {
         self.parameters.insert(parameter.to_owned(), value.into());
         self
     }
 }
 
-/// Which applications do the work behind the contenders, where there is a choice.
+/// The applications behind the contenders, for suites with a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum App {
-    /// Small ones of ours
+    /// Small built-in applications
     #[default]
     BuiltIn,
     /// Spring Cloud applications with a Eureka server, built with Maven once
@@ -78,10 +78,10 @@ pub(crate) enum App {
 }
 
 impl App {
-    /// Makes ready what they need, which may take minutes the first time.
+    /// Builds the prerequisites, which may take minutes the first time.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// The missing prerequisite, and a hint.
     pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
         match self {
             Self::BuiltIn => Ok(()),
@@ -89,7 +89,7 @@ impl App {
         }
     }
 
-    /// How long is waited for their first answer.
+    /// The timeout of their first response.
     pub(super) const fn patience(self) -> Duration {
         match self {
             Self::BuiltIn => START_PATIENCE,
@@ -98,19 +98,19 @@ impl App {
     }
 }
 
-/// The applications that run behind the contenders.
+/// The applications behind the contenders.
 #[derive(Debug)]
 pub(super) struct Applications {
     children: Vec<Child>,
-    /// The ports of those that count their answers.
+    /// The ports of applications that count their responses.
     pub(super) counting: Vec<u16>,
 }
 
 impl Applications {
-    /// Starts what a case needs.
+    /// Starts the applications of a case.
     ///
     /// # Errors
-    /// When a process cannot be started.
+    /// If a process cannot be started.
     pub(super) async fn start(
         rig: &Rig,
         case: &Case,
@@ -165,15 +165,15 @@ impl Applications {
         Ok(all)
     }
 
-    /// Their process ids.
+    /// Returns their process IDs.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.children.iter().filter_map(Child::pid).collect()
     }
 
-    /// Fails when one of them has ended.
+    /// Fails if one of them has ended.
     ///
     /// # Errors
-    /// With how it ended.
+    /// The exit status of the process.
     pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
         match self.children.iter_mut().find_map(Child::ended) {
             Some(status) => bail!("an application ended, {status}"),
@@ -181,13 +181,13 @@ impl Applications {
         }
     }
 
-    /// What they said last.
+    /// Returns the end of their logs.
     pub(super) fn last_words(&self) -> String {
         let words = self.children.iter().map(Child::last_words).filter(|words| !words.is_empty());
         words.map(|words| format!("\nan application said:\n{words}")).collect()
     }
 
-    /// Ends them.
+    /// Stops them.
     pub(super) async fn stop(self) {
         for child in self.children {
             child.stop().await;
@@ -206,7 +206,7 @@ fn relay(ports: &mut Ports<'_>, role: &str, to: &[u16]) -> anyhow::Result<Launch
     Launch::leno(["bench", "relay", "--port", &port, "--to", &to.join(",")])
 }
 
-/// `1 connection`, `200 connections`.
+/// Returns `1 connection`, `200 connections`.
 pub(super) fn plural(count: u32, thing: &str) -> String {
     match count {
         1 => format!("1 {thing}"),
@@ -214,7 +214,7 @@ pub(super) fn plural(count: u32, thing: &str) -> String {
     }
 }
 
-/// `100 B`, `1 KiB`.
+/// Returns `100 B`, `1 KiB`.
 pub(super) fn size(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1024 && bytes % 1024 == 0 => format!("{} KiB", bytes / 1024),

@@ -1,4 +1,4 @@
-//! Certificates for contenders that do not fetch their own: from our authority, as PEM files.
+//! Certificates for contenders without a certificate client: PEM files from our authority.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -9,10 +9,10 @@ use leno_identity::{
 };
 use leno_model::{SpiffeId, TrustDomain, WorkloadName};
 
-/// Writes `NAME.key`, `NAME.crt`, `NAME.pem` (both in one) for each name, and `roots.pem`.
+/// Writes `NAME.key`, `NAME.crt`, `NAME.pem` (both combined) for each name, and `roots.pem`.
 ///
 /// # Errors
-/// When the directory cannot be written.
+/// If the directory cannot be written.
 pub(super) fn issue(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
     let trust_domain = TrustDomain::new(TRUST_DOMAIN).context("the trust domain")?;
     let now = SystemTime::now();
@@ -34,12 +34,12 @@ pub(super) fn issue(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The identity that a certificate of this name carries.
+/// Returns the identity in the certificate of this name.
 pub(super) fn spiffe_id(name: &str) -> String {
     format!("spiffe://{TRUST_DOMAIN}/ns/bench/sa/{name}")
 }
 
-/// Takes key and certificate apart: some programs read each from a file of its own.
+/// Splits a credential into key and certificate: some programs read separate files.
 fn split(credential: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(credential)?;
     let at = text.find("-----BEGIN CERTIFICATE-----").context("it has no certificate")?;

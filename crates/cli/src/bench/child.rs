@@ -1,4 +1,4 @@
-//! A child of the benchmark: pinned to its cores, its output in a file, ended with us.
+//! Child processes of a benchmark: pinned to cores, logged to a file, ended with this process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,28 +14,28 @@ use tokio::time::timeout;
 
 use super::cores::Cores;
 
-/// What is to be started.
+/// The parameters of a process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Launch {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// Further variables of its environment.
+    /// Additional environment variables.
     pub(super) environment: Vec<(String, String)>,
-    /// Where it may run; anywhere when absent.
+    /// The permitted cores; all if absent.
     pub(super) cores: Option<Cores>,
 }
 
 impl Launch {
-    /// A command, anywhere.
+    /// Creates a command for all cores.
     pub(super) fn new<S: Into<OsString>>(command: impl IntoIterator<Item = S>) -> Self {
         let command = command.into_iter().map(Into::into).collect();
         Self { command, ..Self::default() }
     }
 
-    /// This program with other arguments.
+    /// Creates a command that runs this program with other arguments.
     ///
     /// # Errors
-    /// When the system does not say where this program is.
+    /// If the path of this program is unknown.
     pub(super) fn leno<S: AsRef<OsStr>>(
         arguments: impl IntoIterator<Item = S>,
     ) -> anyhow::Result<Self> {
@@ -44,37 +44,37 @@ impl Launch {
         Ok(Self::new([binary.into_os_string()].into_iter().chain(arguments)))
     }
 
-    /// The same on some cores.
+    /// Restricts the command to some cores.
     pub(super) fn on(mut self, cores: Option<&Cores>) -> Self {
         self.cores = cores.cloned();
         self
     }
 }
 
-/// A running process, in a process group of its own that is killed when this is dropped.
+/// A running process, in a process group of its own that is killed on drop.
 #[derive(Debug)]
 pub(super) struct Child {
     process: tokio::process::Child,
-    /// What it prints, if that is read here.
+    /// Its standard output, if this process reads it.
     out: Option<BufReader<ChildStdout>>,
-    /// Where it reads, if anybody has something to say to it.
+    /// Its standard input, if this process writes to it.
     input: Option<ChildStdin>,
     group: Option<Pid>,
     log: PathBuf,
 }
 
 impl Child {
-    /// Starts a command; what it prints goes to `log`.
+    /// Starts a command with its output in `log`.
     ///
     /// # Errors
-    /// When the file or the process cannot be created.
+    /// If the file or the process cannot be created.
     pub(super) fn start(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let errors = out.try_clone().context("a second handle of a log")?;
         Self::spawn(launch, log, Stdio::null(), [out.into(), errors.into()])
     }
 
-    /// Starts a command whose standard output is read here; the rest goes to `log`.
+    /// Starts a command with a piped standard output; standard error goes to `log`.
     ///
     /// # Errors
     /// As [`Child::start`].
@@ -84,7 +84,7 @@ impl Child {
         Self::spawn(launch, log, Stdio::null(), [Stdio::piped(), errors.into()])
     }
 
-    /// Starts a command that is also told things while it runs.
+    /// Starts a command with a piped standard input as well.
     ///
     /// # Errors
     /// As [`Child::start`].
@@ -94,10 +94,10 @@ impl Child {
         Self::spawn(launch, log, Stdio::piped(), [Stdio::piped(), errors.into()])
     }
 
-    /// Tells it a line.
+    /// Writes a line to its standard input.
     ///
     /// # Errors
-    /// When it does not read any more.
+    /// If the process no longer reads.
     pub(super) async fn tell(&mut self, line: &str) -> anyhow::Result<()> {
         let input = self.input.as_mut().context("it does not listen")?;
         input.write_all(format!("{line}\n").as_bytes()).await.context("it does not read")?;
@@ -133,20 +133,20 @@ impl Child {
         Ok(Self { process, out, input, group, log: log.to_owned() })
     }
 
-    /// Its process id; nothing when it has ended.
+    /// Returns its process ID; `None` once it has ended.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().ok().flatten()
     }
 
-    /// Everything it prints until it ends, and how it ends.
+    /// Returns its remaining output and its exit status.
     ///
     /// # Errors
-    /// When it cannot be read or waited for.
+    /// If it cannot be read or waited for.
     pub(super) async fn output(&mut self) -> anyhow::Result<(ExitStatus, String)> {
         let mut text = String::new();
         if let Some(mut out) = self.out.take() {
@@ -155,14 +155,14 @@ impl Child {
         Ok((self.process.wait().await.context("its end cannot be waited for")?, text))
     }
 
-    /// The next line that it prints; nothing when it prints no more.
+    /// Returns the next line of output; `None` at the end.
     pub(super) async fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         let read = self.out.as_mut()?.read_line(&mut line).await;
         read.is_ok_and(|bytes| bytes > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// The last lines it printed, for whoever has to find out what went wrong.
+    /// Returns the end of its log, for error messages.
     pub(super) fn last_words(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -171,17 +171,17 @@ impl Child {
         lines.get(skipped..).unwrap_or_default().join("\n")
     }
 
-    /// Asks it to end, and makes it end when it does not.
+    /// Terminates it, and kills it after a timeout.
     pub(super) async fn stop(mut self) {
         self.signal(Signal::TERM);
-        // What it says at its end is nobody's concern any more.
+        // The exit status is irrelevant.
         drop(timeout(STOP_PATIENCE, self.process.wait()).await);
         self.signal(Signal::KILL);
         drop(timeout(STOP_PATIENCE, self.process.wait()).await);
         self.group = None;
     }
 
-    /// A group keeps its number while it has members.
+    /// A process group keeps its ID while it has members.
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group
             && let Err(error) = kill_process_group(group, signal)
@@ -199,5 +199,5 @@ impl Drop for Child {
 
 /// Proxies without traffic end at once.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
-/// Enough for a reason.
+/// Enough for an error message.
 const LAST_LINES: usize = 6;

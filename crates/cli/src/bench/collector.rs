@@ -1,4 +1,4 @@
-//! The hidden `leno bench collector`: takes whatever is posted to it, as a collector would.
+//! The hidden `leno bench collector`: accepts all exports, like a telemetry collector.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ use super::loopback;
 /// Arguments of the hidden `leno bench collector`.
 #[derive(Debug, Args)]
 pub(crate) struct CollectorArgs {
-    /// Where to listen on loopback
+    /// Loopback port to listen on
     #[arg(long)]
     port: u16,
 }
@@ -38,7 +38,7 @@ async fn converse(stream: TcpStream) {
     }
 }
 
-/// Reads a request to its end and answers that all was well.
+/// Reads a request to its end and returns success.
 async fn take(request: Request<Incoming>) -> hyper::Result<Response<Empty<Bytes>>> {
     let mut body = request.into_body();
     while let Some(part) = body.frame().await {

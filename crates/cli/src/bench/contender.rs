@@ -1,4 +1,4 @@
-//! Contenders: what carries the requests of a benchmark, from nothing at all to foreign proxies.
+//! Contenders: the proxies under test, from none at all to third-party proxies.
 
 mod built_in;
 mod description;
@@ -23,57 +23,57 @@ pub(super) use installed::{InstallArgs, directory};
 pub(super) use leno::Sight;
 pub(super) use running::{Part, Running, START_PATIENCE};
 
-/// What carries the requests.
+/// The proxies under test.
 #[derive(Debug, Clone)]
 pub(super) enum Contender {
-    /// Nothing: clients reach the backend directly.
+    /// No proxy: clients reach the backend directly.
     None,
-    /// Our bare TCP forwarder.
+    /// The built-in bare TCP forwarder.
     Floor,
-    /// Our sidecars.
+    /// Leno's sidecars.
     Leno(Sight),
-    /// What contender files describe, one file for each layout.
+    /// Proxies described by contender files, one file per layout.
     Described(Vec<Description>),
 }
 
-/// A contender as the user names it.
+/// The name of a contender on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContenderName(String);
 
-/// What a contender is, beside its figures.
+/// The description of a contender in reports.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Facts {
     pub(super) name: String,
     pub(super) about: String,
     pub(super) version: String,
-    /// Its processes, exactly as they were started, for each layout.
+    /// Its processes, exactly as started, per layout.
     pub(super) configuration: Vec<Configured>,
 }
 
-/// One process of a contender, exactly as it was started.
+/// One process of a contender, exactly as started.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Configured {
     pub(super) layout: Layout,
     pub(super) process: String,
     pub(super) command: Vec<String>,
-    /// The files that it was given, by name.
+    /// Its configuration files, by name.
     pub(super) files: Vec<(String, String)>,
 }
 
-/// Where a contender is to run this once.
+/// The environment of one run.
 pub(super) struct Place<'a, 'b> {
     pub(super) rig: &'a Rig,
     pub(super) layout: Layout,
-    /// A directory of its own.
+    /// The directory of this run.
     pub(super) dir: PathBuf,
     pub(super) ports: &'a mut Ports<'b>,
 }
 
 impl Contender {
-    /// Reads what a name stands for.
+    /// Loads the contender of a name.
     ///
     /// # Errors
-    /// When a contender file cannot be used.
+    /// If a contender file cannot be used.
     pub(super) fn load(name: &ContenderName) -> anyhow::Result<Self> {
         if let Some(path) = name.0.strip_prefix("command:") {
             let description = Description::load(Path::new(path))?;
@@ -92,7 +92,7 @@ impl Contender {
         })
     }
 
-    /// Its name in reports.
+    /// Returns its name in reports.
     pub(super) fn name(&self) -> &str {
         match self {
             Self::None => "none",
@@ -103,10 +103,10 @@ impl Contender {
         }
     }
 
-    /// What it is, if it can do this here.
+    /// Returns its description, if it supports the layout on this machine.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// The missing prerequisite, and a hint.
     pub(super) fn facts(&self, rig: &Rig, layout: Layout) -> anyhow::Result<Facts> {
         let ours = || env!("CARGO_PKG_VERSION").to_owned();
         let (about, version) = match self {
@@ -125,10 +125,10 @@ impl Contender {
         Ok(Facts { name, about, version, configuration: Vec::new() })
     }
 
-    /// Starts it. Requests may not go through at once.
+    /// Starts it. Requests may fail at first.
     ///
     /// # Errors
-    /// When one of its processes cannot be started.
+    /// If one of its processes cannot be started.
     pub(super) async fn start(&self, place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
         std::fs::create_dir_all(&place.dir)
             .with_context(|| format!("cannot create {}", place.dir.display()))?;
@@ -163,7 +163,7 @@ fn of(all: &[Description], layout: Layout) -> anyhow::Result<&Description> {
     found.with_context(|| format!("it has no contender file for the layout `{layout}`"))
 }
 
-/// Clients come to the backends' own doors.
+/// Clients connect to the ports of the backends.
 fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
     let roads: &[(&str, &str)] = match place.layout {
         Layout::Http | Layout::Tcp => &[("entrance", "backend")],
@@ -175,7 +175,7 @@ fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
         Layout::Fan => {
             &[("entrance-1", "backend-1"), ("entrance-2", "backend-2"), ("entrance-3", "backend-3")]
         }
-        // The consumer chooses among them itself, as a client with a registry does.
+        // The consumer selects a provider itself, like a client with a service registry.
         Layout::Chain | Layout::TaggedChain => {
             &[("door-1", "provider-1"), ("door-2", "provider-2"), ("door-3", "provider-3")]
         }

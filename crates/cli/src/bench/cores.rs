@@ -1,4 +1,4 @@
-//! Cores: which processors a process may run on.
+//! CPU affinity: the cores that a process may use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,47 +7,47 @@ use anyhow::Context as _;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Serialize, Serializer};
 
-/// Processors of this machine, by number; at least one.
+/// Cores of this machine, by number; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<usize>);
 
 impl Cores {
-    /// How many there are.
+    /// Returns the number of cores.
     pub(super) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether a processor is one of them.
+    /// True if a core is included.
     pub(super) fn contains(&self, core: usize) -> bool {
         self.0.contains(&core)
     }
 
-    /// The processors that this process may use; nothing when the system does not tell.
+    /// Returns the cores that this process may use; `None` if the system does not report them.
     pub(super) fn ours() -> Option<Self> {
         let set = sched_getaffinity(None).ok()?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
         (!cores.is_empty()).then_some(Self(cores))
     }
 
-    /// The first so many of them, and the others; nothing when no others are left.
+    /// Splits off the first cores; `None` if no others are left.
     pub(super) fn split(&self, first: usize) -> Option<(Self, Self)> {
         let (these, others) = self.0.split_at_checked(first)?;
         let both = !these.is_empty() && !others.is_empty();
         both.then(|| (Self(these.to_vec()), Self(others.to_vec())))
     }
 
-    /// The first so many of them, or all when there are fewer.
+    /// Returns the first cores, or all if there are fewer.
     pub(super) fn first(&self, count: usize) -> Option<Self> {
         let first: Vec<usize> = self.0.iter().copied().take(count).collect();
         (!first.is_empty()).then_some(Self(first))
     }
 
-    /// Whether some core belongs to both.
+    /// True if both have a core in common.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         self.0.iter().any(|core| other.contains(*core))
     }
 
-    /// These and the others.
+    /// Returns the union.
     pub(super) fn with(&self, other: &Self) -> Self {
         let mut cores = [self.0.as_slice(), other.0.as_slice()].concat();
         cores.sort_unstable();
@@ -55,10 +55,10 @@ impl Cores {
         Self(cores)
     }
 
-    /// Confines the calling thread, and whatever it starts from now on.
+    /// Restricts the calling thread, and everything it starts from now on.
     ///
     /// # Errors
-    /// When none of these processors is ours.
+    /// If this process may use none of these cores.
     pub(super) fn confine_us(&self) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         for core in &self.0 {
@@ -72,7 +72,7 @@ impl Cores {
 impl FromStr for Cores {
     type Err = String;
 
-    /// Reads `0`, `0,2` or `0-3`.
+    /// Parses `0`, `0,2` or `0-3`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let refused = || format!("`{text}` is no list of cores: use for example 0, 0,2 or 0-3");
         let mut cores = Vec::new();

@@ -1,9 +1,9 @@
-//! The hidden `leno bench crowd`: many sidecars in one process, as the control plane sees them.
+//! The hidden `leno bench crowd`: many simulated sidecars in one process, for control plane load.
 //!
-//! Each joins with a token of its own, follows the control plane over a stream of its own, says
-//! where it listens and which services it uses, and applies what it is told, with the code that
-//! sidecars have for that. None of them carries traffic. Once everybody knows everything it obeys
-//! orders: sidecars move, and it tells when the others heard of that.
+//! Each joins with a token of its own, keeps a stream of its own to the control plane, reports its listener
+//! address and subscribed services, and applies updates with the code of real sidecars. None of them carries
+//! traffic. Once all of them have all endpoints, the crowd executes orders: sidecars move, and it reports when
+//! the others received the change.
 
 mod audience;
 mod obey;
@@ -43,12 +43,12 @@ pub(super) use self::order::{Order, Seen, Told};
 /// Arguments of the hidden `leno bench crowd`.
 #[derive(Debug, Args)]
 pub(crate) struct CrowdArgs {
-    /// The file that says who they are
+    /// File that lists the sidecars
     #[arg(long)]
     plan: PathBuf,
 }
 
-/// Who is in a crowd.
+/// The members of a crowd.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CrowdPlan {
     /// The control plane.
@@ -60,18 +60,18 @@ pub(super) struct CrowdPlan {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct CrowdMember {
     pub(super) workload: String,
-    /// The text of its token file.
+    /// The content of its token file.
     pub(super) token: String,
     /// The port of its application.
     pub(super) port: u16,
-    /// The services that it uses, and how many endpoints each has when everybody is there.
+    /// The services that it uses, and the number of endpoints of each in the complete mesh.
     pub(super) services: Vec<(String, usize)>,
-    /// The service that it is behind.
+    /// The service that it is an endpoint of.
     pub(super) behind: String,
 }
 
 impl CrowdArgs {
-    /// Runs until SIGTERM or SIGINT. Prints a line when everybody knows everything.
+    /// Runs until SIGTERM or SIGINT. Prints a line once all members have all endpoints.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         limits::raise_open_files();
         let text = std::fs::read_to_string(&self.plan).context("the plan cannot be read")?;
@@ -123,7 +123,7 @@ async fn gather(plan: CrowdPlan) -> anyhow::Result<()> {
     }
 }
 
-/// How the others see a member, and where it hears what it is to say.
+/// Creates the shared state of a member, and the receiver of its requests.
 fn seat(member: &CrowdMember) -> (anyhow::Result<Seat>, mpsc::Receiver<Request>) {
     let (requests, receiver) = mpsc::channel(1);
     let seat = || {
@@ -142,15 +142,15 @@ fn seat(member: &CrowdMember) -> (anyhow::Result<Seat>, mpsc::Receiver<Request>)
 /// One sidecar.
 struct Life {
     member: CrowdMember,
-    /// Its place in the crowd.
+    /// Its index in the crowd.
     at: usize,
     control: SocketAddr,
     audience: Rc<Audience>,
 }
 
 impl Life {
-    /// From its token to the end of the crowd; a stream that ends is followed by another.
-    /// `complete` is called once, when it knows all the endpoints that it uses.
+    /// Runs from the token to the end of the crowd; reconnects when a stream ends. `complete` is called once,
+    /// when it has all endpoints of its services.
     async fn live(
         self,
         joining: Rc<Semaphore>,
@@ -190,7 +190,7 @@ impl Life {
                 audience.stream(true);
                 let hello = Hello {
                     workload: workload.clone(),
-                    // Nobody listens there: endpoints are known, not used.
+                    // No process listens there: endpoints are distributed, not used.
                     listeners: vec![audience.listener(at)],
                     admin: None,
                     pid: std::process::id(),
@@ -209,14 +209,15 @@ impl Life {
                 tracing::debug!(workload = %member.workload, reason = %ended, "left alone");
             }
             failures += 1;
-            // As sidecars do: those who were left alone together do not come back together.
+            // The jittered backoff of real sidecars, so that disconnected members do not reconnect at the same
+            // time.
             let draw = (at as u64 + 1).wrapping_mul(SPREAD).rotate_left(failures);
             sleep(backoff::delay(failures, draw).min(RECONNECT_MAX)).await;
         }
     }
 }
 
-/// Whether every endpoint of these services is known.
+/// True if all endpoints of these services are known.
 fn knows(update: &Update, wanted: &BTreeMap<ServiceName, usize>) -> bool {
     wanted.iter().all(|(service, endpoints)| {
         let view = update.snapshot.services.get(service);
@@ -227,7 +228,7 @@ fn knows(update: &Update, wanted: &BTreeMap<ServiceName, usize>) -> bool {
     })
 }
 
-/// Exchanges the token for a certificate, and connects with that.
+/// Exchanges the token for a certificate, and connects with it.
 async fn enter(
     control: SocketAddr,
     token: &str,
@@ -265,11 +266,11 @@ where
     Ok(TlsConnector::from(config).connect(name, tcp).await?)
 }
 
-/// What is printed when everybody knows everything.
+/// The line printed once all members have all endpoints.
 pub(super) const CONVERGED: &str = "converged";
-/// The longest wait between attempts to connect again, as in sidecars.
+/// The maximum reconnect backoff, as in sidecars.
 const RECONNECT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
-/// Neighbours in the crowd draw numbers far from each other.
+/// Neighbors in the crowd draw distant random numbers.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// The control plane signs a bounded number of certificates at once.
+/// The control plane signs a bounded number of certificates concurrently.
 const JOINING_MAX: usize = 32;

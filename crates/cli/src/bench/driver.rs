@@ -1,4 +1,4 @@
-//! Drivers: the load generators that a benchmark can use: ours, wrk and Apache JMeter.
+//! Load generators of a benchmark: the built-in one, wrk and Apache JMeter.
 
 mod jmeter;
 mod wrk;
@@ -19,43 +19,43 @@ use super::rig::Rig;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Driver {
-    /// Ours: `leno load`
+    /// `leno load`
     #[default]
     Leno,
-    /// wrk; it knows no constant rate
+    /// wrk; without constant rates
     Wrk,
-    /// Apache JMeter, built with Maven once; it knows no constant rate, and whole milliseconds
+    /// Apache JMeter, built with Maven once; without constant rates, and with whole milliseconds
     Jmeter,
 }
 
-/// What is asked of a load generator.
+/// The requested load.
 #[derive(Debug, Clone)]
 pub(super) struct Demand {
-    /// Where requests go, in turn.
+    /// The targets of requests, in turn.
     pub(super) urls: Vec<String>,
     pub(super) connections: u32,
-    /// Requests per second; as fast as answers come when absent.
+    /// Requests per second; a closed loop if absent.
     pub(super) rate: Option<u32>,
     pub(super) warm_up: Duration,
     pub(super) duration: Duration,
     pub(super) connecting: Connecting,
 }
 
-/// How often connections are opened.
+/// Connection reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Connecting {
-    /// Once.
+    /// Connections are opened once.
     KeepAlive,
-    /// For each request.
+    /// A connection is opened for each request.
     Fresh,
 }
 
-/// What a load generator found out.
+/// The results of a load generator.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Found {
     pub(super) requests: u64,
-    /// Those without success, whatever the reason.
+    /// Requests without success, for any reason.
     pub(super) errors: u64,
     #[serde(default)]
     pub(super) errors_by_kind: BTreeMap<String, u64>,
@@ -65,7 +65,7 @@ pub(super) struct Found {
     pub(super) latency_us: LatencyFound,
 }
 
-/// Latencies in microseconds; nothing where no request succeeded.
+/// Latencies in microseconds; absent if no request succeeded.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 pub(super) struct LatencyFound {
     pub(super) mean: Option<f64>,
@@ -77,29 +77,29 @@ pub(super) struct LatencyFound {
     pub(super) max: Option<f64>,
 }
 
-/// Load that is under way.
+/// A load in progress.
 #[derive(Debug)]
 pub(super) struct Load {
     child: Child,
-    /// From when it measures.
+    /// The start of the measurement.
     pub(super) measured_from: Instant,
     report: Report,
 }
 
-/// Where a load generator tells what it found.
+/// The source of the results.
 #[derive(Debug)]
 enum Report {
-    /// At the end of what it prints, as JSON.
+    /// The end of standard output, as JSON.
     Printed,
-    /// In a file of single requests.
+    /// A file of single requests.
     Samples(jmeter::Samples),
 }
 
 impl Driver {
-    /// Makes ready what it needs, which may take minutes the first time.
+    /// Builds the prerequisites, which may take minutes the first time.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// The missing prerequisite, and a hint.
     pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
         match self {
             Self::Leno | Self::Wrk => Ok(()),
@@ -107,10 +107,10 @@ impl Driver {
         }
     }
 
-    /// Starts it; returns when its warm-up has at least begun.
+    /// Starts it; returns once its warm-up has at least begun.
     ///
     /// # Errors
-    /// When it cannot do this, or cannot be started.
+    /// If it does not support the load, or cannot be started.
     pub(super) async fn start(
         self,
         rig: &Rig,
@@ -129,7 +129,7 @@ impl Driver {
         }
     }
 
-    /// What starting it adds to a run.
+    /// Returns the additional time for its start.
     pub(super) const fn starting(self) -> Duration {
         match self {
             Self::Leno | Self::Wrk => Duration::ZERO,
@@ -137,7 +137,7 @@ impl Driver {
         }
     }
 
-    /// The version it tells; nothing when it is this program.
+    /// Returns its version; empty for this program.
     pub(super) fn describe(self) -> String {
         match self {
             Self::Leno => format!("leno load {}, one thread", env!("CARGO_PKG_VERSION")),
@@ -148,15 +148,15 @@ impl Driver {
 }
 
 impl Load {
-    /// Its process id; nothing when it has ended.
+    /// Returns its process ID; `None` once it has ended.
     pub(super) fn pid(&self) -> Option<u32> {
         self.child.pid()
     }
 
-    /// Waits for its end and what it found.
+    /// Waits for its end and returns the results.
     ///
     /// # Errors
-    /// When it failed or says what nobody understands.
+    /// If it failed, or its output cannot be parsed.
     pub(super) async fn finish(mut self) -> anyhow::Result<Found> {
         let (status, text) = self.child.output().await?;
         let failed = || {
@@ -205,7 +205,7 @@ fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs_f64().ceil().max(1.0) as u64
 }
 
-/// What it prints beside its report, in the directory of the run.
+/// Other output of it, in the directory of the run.
 const LOG: &str = "load.log";
 
 #[cfg(test)]

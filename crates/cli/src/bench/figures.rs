@@ -1,6 +1,6 @@
-//! Figures as people read them, and text that stands beside them on pages.
+//! Number formatting, and text escaping for pages.
 
-/// Text that means only itself in HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -16,7 +16,7 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// A figure with as many digits as mean something, thousands apart.
+/// Formats a figure with significant digits and thousands separators.
 pub(super) fn figure(value: f64) -> String {
     let size = value.abs();
     match size {
@@ -30,12 +30,12 @@ pub(super) fn figure(value: f64) -> String {
     }
 }
 
-/// A figure for a terminal: the digits that mean something and nothing between them.
+/// Formats a figure for a terminal: significant digits without separators.
 pub(super) fn plain(value: f64) -> String {
     figure(value).replace('\u{202f}', "")
 }
 
-/// A figure on an axis: without digits behind the point that are nothing.
+/// Formats a figure of an axis, without trailing zeros.
 pub(super) fn tick(value: f64) -> String {
     if value.abs() >= 10_000.0 {
         return format!("{}k", tick(value / 1000.0));

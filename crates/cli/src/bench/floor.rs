@@ -1,4 +1,4 @@
-//! The hidden `leno bench floor`: a bare TCP forwarder, the least that any proxy can cost.
+//! The hidden `leno bench floor`: a bare TCP forwarder, the lower bound of any proxy's cost.
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
@@ -13,10 +13,10 @@ use super::loopback;
 /// Arguments of the hidden `leno bench floor`.
 #[derive(Debug, Args)]
 pub(crate) struct FloorArgs {
-    /// Where to listen on loopback
+    /// Loopback port to listen on
     #[arg(long)]
     port: u16,
-    /// The port on loopback to forward to
+    /// Loopback port to forward to
     #[arg(long)]
     to: u16,
 }
@@ -28,7 +28,7 @@ impl FloorArgs {
     }
 }
 
-/// Carries bytes both ways until both ends have finished or one has failed.
+/// Copies bytes in both directions until both have finished or one has failed.
 async fn forward(mut downstream: TcpStream, to: u16) {
     let Ok(mut upstream) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else {
         return;
@@ -38,7 +38,7 @@ async fn forward(mut downstream: TcpStream, to: u16) {
     }
     let (from_client, to_client) = downstream.split();
     let (from_server, to_server) = upstream.split();
-    // A failed half ends the other: dropping both closes both.
+    // A failure of one direction closes both.
     drop(tokio::try_join!(pump(from_client, to_server), pump(from_server, to_client)));
 }
 
@@ -53,5 +53,5 @@ async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> std::io::Result<
     }
 }
 
-/// As much as one turn reads.
+/// The size of one read.
 const BUFFER_BYTES: usize = 16 * 1024;

@@ -1,4 +1,4 @@
-//! A report as one page with plots, complete in itself: no script, no font, no image from elsewhere.
+//! Self-contained HTML page of a report with plots: no scripts, fonts or external images.
 
 mod axis;
 mod bars;
@@ -13,7 +13,7 @@ use super::report::{CaseReport, Report};
 
 pub(super) use axis::Scale;
 
-/// The page of some reports.
+/// Renders the page of some reports.
 pub(super) fn page(reports: &[Report]) -> String {
     let title = match reports {
         [report] => format!("leno bench {}: {}", report.suite, report.title),
@@ -89,7 +89,7 @@ fn head(report: &Report) -> String {
     )
 }
 
-/// What a reader would remember: how much dearer the others are, where that is known.
+/// Returns the headline: the relative cost of the other contenders, if known.
 fn headline(report: &Report) -> String {
     let Some(case) = report.cases.first() else {
         return String::new();
@@ -133,7 +133,7 @@ fn tables_and_plots(report: &Report) -> String {
     }
 }
 
-/// The first case is shown, the others wait to be opened when there are many.
+/// Renders the first case open; with many cases the others are collapsed.
 fn cases(report: &Report) -> String {
     let many = report.cases.len() > CASES_OPEN;
     let mut text = String::new();
@@ -241,6 +241,6 @@ fn remarks(report: &Report) -> String {
     )
 }
 
-/// With more, each waits to be opened.
+/// With more, cases are collapsed.
 const CASES_OPEN: usize = 3;
 const STYLE: &str = include_str!("html/style.css");

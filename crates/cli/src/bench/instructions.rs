@@ -1,4 +1,4 @@
-//! Instructions: how many the processor executed for some processes, where it counts them.
+//! Instruction counts of processes, if the processor supports them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::Context as _;
 
 use super::child::{Child, Launch};
 
-/// Why this machine counts no instructions; nothing when it does.
+/// Returns the reason why this machine counts no instructions; `None` if it does.
 pub(super) fn unavailable() -> Option<String> {
     let probe = Command::new("perf").args(COUNT).args(["--", "true"]).output();
     let output = match probe {
@@ -23,7 +23,7 @@ pub(super) fn unavailable() -> Option<String> {
     }
 }
 
-/// A count that is under way.
+/// A count in progress.
 #[derive(Debug)]
 pub(super) struct Counting {
     child: Child,
@@ -31,10 +31,10 @@ pub(super) struct Counting {
 }
 
 impl Counting {
-    /// Counts what some processes do from now on, for so long.
+    /// Counts the instructions of some processes from now on, for a period.
     ///
     /// # Errors
-    /// When perf cannot be started.
+    /// If perf cannot be started.
     pub(super) fn start(pids: &[u32], length: Duration, dir: &Path) -> anyhow::Result<Self> {
         let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
         let file = dir.join("instructions.csv");
@@ -47,10 +47,10 @@ impl Counting {
         Ok(Self { child, file })
     }
 
-    /// How many there were; nothing when they were not counted after all.
+    /// Returns the count; `None` if instructions were not counted.
     ///
     /// # Errors
-    /// When perf's end cannot be waited for.
+    /// If the end of perf cannot be awaited.
     pub(super) async fn finish(mut self) -> anyhow::Result<Option<u64>> {
         self.child.output().await?;
         let text = std::fs::read_to_string(&self.file).context("what perf counted")?;

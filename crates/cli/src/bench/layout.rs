@@ -1,35 +1,34 @@
-//! Layouts: what a contender is asked to build, and the ports it has to listen and lead to.
+//! Layouts: the topology that a contender builds, and its ports.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Which services there are and how they are reached.
+/// The services and the paths to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Layout {
-    /// One client and one server, each behind its proxy; HTTP. The port `entrance` leads to the
-    /// port `backend`.
+    /// One client and one server, each behind its proxy; HTTP. The port `entrance` forwards to the port
+    /// `backend`.
     Http,
-    /// The same for bytes that are nobody's business.
+    /// The same for opaque TCP.
     Tcp,
-    /// Two services of bookinfo: the port `entrance-ratings` leads to the port `ratings`, the
-    /// port `entrance-gateway` to `gateway`, and the port `outbound`, which is an HTTP proxy
-    /// for the application behind `gateway`, leads to `ratings`.
+    /// Two services of bookinfo: the port `entrance-ratings` forwards to the port `ratings`, the port
+    /// `entrance-gateway` to `gateway`, and the port `outbound`, an HTTP proxy for the application behind
+    /// `gateway`, to `ratings`.
     Bookinfo,
-    /// One client and three servers, each behind its proxy. The ports `entrance-1` to
-    /// `entrance-3` lead to the ports `backend-1` to `backend-3`.
+    /// One client and three servers, each behind its proxy. The ports `entrance-1` to `entrance-3` forward to
+    /// the ports `backend-1` to `backend-3`.
     Fan,
-    /// A consumer that asks one of three providers, which ask one source of data. The port
-    /// `door-1` leads to any of the ports `provider-1` to `provider-3`; the source of data is no
-    /// part of the mesh.
+    /// A consumer that calls one of three providers, which call one data source. The port `door-1` forwards to
+    /// any of the ports `provider-1` to `provider-3`; the data source is outside the mesh.
     Chain,
-    /// The same with rules that choose among the providers by tag.
+    /// The same with rules that select providers by tag.
     TaggedChain,
 }
 
 impl Layout {
-    /// The word in contender files.
+    /// Returns the word in contender files.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -41,7 +40,7 @@ impl Layout {
         }
     }
 
-    /// The namespace of its services, where a contender has such.
+    /// Returns the namespace of its services, for contenders with namespaces.
     pub(super) const fn namespace(self) -> &'static str {
         match self {
             Self::Http | Self::Tcp | Self::Fan | Self::Chain | Self::TaggedChain => "bench",

@@ -1,4 +1,4 @@
-//! Small servers on loopback: they accept until somebody ends them.
+//! Small loopback servers that accept until a signal.
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use crate::{limits, stop};
 /// Serves each connection with `converse`, all on this thread, until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When the port is taken.
+/// If the port is in use.
 pub(super) fn serve<F>(port: u16, converse: impl Fn(TcpStream) -> F) -> anyhow::Result<ExitCode>
 where
     F: Future<Output = ()> + 'static,
@@ -44,7 +44,7 @@ where
         tokio::select! {
             () = &mut stop => return Ok(()),
             (stream, _) = listener.accept() => {
-                // One whose client has left already fails at its first read.
+                // A connection that the client has already closed fails at its first read.
                 if stream.set_nodelay(true).is_ok() {
                     connections.spawn_local(converse(stream));
                 }

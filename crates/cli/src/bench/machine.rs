@@ -1,10 +1,10 @@
-//! The machine: what a reader has to know of it to judge the figures.
+//! Description of the machine, for interpreting the figures.
 
 use std::fs;
 
 use serde::Serialize;
 
-/// What a reader has to know of the machine.
+/// The facts about the machine that a reader needs.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Machine {
     pub(super) processor: String,
@@ -12,16 +12,16 @@ pub(super) struct Machine {
     pub(super) memory_mib: u64,
     pub(super) kernel: String,
     pub(super) system: String,
-    /// Whether it is a virtual machine, as far as the processor tells.
+    /// True for a virtual machine, as far as the processor reports it.
     pub(super) virtual_machine: bool,
-    /// Others running at the beginning, averaged over a minute (the first figure of loadavg).
+    /// Other load at the beginning, as a one-minute average (the first figure of loadavg).
     pub(super) load_before: f64,
-    /// The part of its time that the hypervisor gave to others since the machine started.
+    /// The share of time since boot that the hypervisor gave to other guests.
     pub(super) stolen: f64,
 }
 
 impl Machine {
-    /// Reads what Linux tells.
+    /// Reads the facts from Linux.
     pub(super) fn describe() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         let memory = read("/proc/meminfo");
@@ -41,7 +41,7 @@ impl Machine {
     }
 }
 
-/// How many processes want to run, averaged over a minute.
+/// Returns the number of runnable processes, as a one-minute average.
 pub(super) fn load() -> f64 {
     read("/proc/loadavg").split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0)
 }
@@ -50,7 +50,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The value of a line such as `model name : x`.
+/// Returns the value of a line such as `model name : x`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (found, value) = line.split_once(':')?;
@@ -63,7 +63,7 @@ fn pretty_name(release: &str) -> String {
     line.unwrap_or("Linux").trim_matches('"').to_owned()
 }
 
-/// proc_stat(5): the eighth figure of the first line is what the hypervisor took.
+/// proc_stat(5): the eighth figure of the first line is the stolen time.
 fn stolen(stat: &str) -> f64 {
     let line = stat.lines().next().unwrap_or_default();
     let figures: Vec<f64> =

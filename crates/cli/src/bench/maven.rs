@@ -1,4 +1,4 @@
-//! What is built with Maven: once, into the cache directory, from sources that this program brings.
+//! Maven builds of embedded sources, cached after the first build.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
@@ -10,23 +10,23 @@ use tokio::time::timeout;
 use super::child::{Child, Launch};
 use super::rig::Rig;
 
-/// A project for Maven.
+/// A Maven project.
 #[derive(Debug)]
 pub(super) struct Project {
     /// Its name in the cache directory.
     pub(super) name: &'static str,
-    /// What it is, for people.
+    /// A description for people.
     pub(super) about: &'static str,
-    /// Its files, by their paths.
+    /// Its files, by path.
     pub(super) sources: &'static [(&'static str, &'static str)],
-    /// The directory that is built, by its path.
+    /// The path of the built directory.
     pub(super) product: &'static str,
 }
 
-/// Where the product of a project is, after building it when it is not there yet.
+/// Returns the path of a project's product, building it if missing.
 ///
 /// # Errors
-/// When a tool is missing, or Maven fails.
+/// If a tool is missing, or Maven fails.
 pub(super) async fn product(project: &Project, rig: &Rig) -> anyhow::Result<PathBuf> {
     let cache = rig.cache.as_path();
     let place = cache.join(format!("{}-{:016x}", project.name, fingerprint(project)));
@@ -44,17 +44,17 @@ pub(super) async fn product(project: &Project, rig: &Rig) -> anyhow::Result<Path
     build(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
     let built = scratch.path().join(project.product);
     match std::fs::rename(&built, &place) {
-        // Somebody else was faster with the same.
+        // Another process has built the same product in the meantime.
         Err(_) if place.is_dir() => Ok(place),
         Err(error) => Err(error).with_context(|| format!("cannot create {}", place.display())),
         Ok(()) => Ok(place),
     }
 }
 
-/// Fails when a tool is not on the path.
+/// Fails if a tool is not in the search path.
 ///
 /// # Errors
-/// With what to install.
+/// The tool to install.
 pub(super) fn require(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Result<()> {
     if rig.search_path.iter().any(|directory| directory.join(tool).is_file()) {
         return Ok(());
@@ -89,14 +89,14 @@ async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Other sources are another product.
+/// Different sources have a different product.
 fn fingerprint(project: &Project) -> u64 {
     let mut hasher = DefaultHasher::new();
     project.sources.hash(&mut hasher);
     hasher.finish()
 }
 
-/// For some hundred libraries over a slow line.
+/// For some hundred libraries over a slow connection.
 const BUILD_PATIENCE: Duration = Duration::from_secs(15 * 60);
 
 #[cfg(test)]

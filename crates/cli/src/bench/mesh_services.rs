@@ -1,4 +1,4 @@
-//! What a sidecar takes in meshes of few and of many services when it uses the same few.
+//! Sidecar cost by mesh size, with the same few services in use.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -17,21 +17,21 @@ use crate::ask;
 use crate::get::Mesh;
 use crate::ports::Ports;
 
-/// What a mesh of some services takes.
+/// The cost of a mesh with a number of services.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct MeshServices {
     pub(super) services: usize,
     /// Private memory of a sidecar that uses five of them.
     pub(super) sidecar_kib: u64,
-    /// How many of them it knows.
+    /// The number of services in its configuration.
     pub(super) known: u64,
     pub(super) control_mib: f64,
 }
 
-/// Starts a mesh of so many services, has one sidecar use five of them, and measures.
+/// Starts a mesh with a number of services, lets one sidecar use five of them, and measures.
 ///
 /// # Errors
-/// When something does not start, or a request is not answered.
+/// If a process does not start, or a request is not answered.
 pub(super) async fn measure(rig: &Rig, services: usize) -> anyhow::Result<MeshServices> {
     let dir = rig.scratch().join(format!("services-{services}"));
     std::fs::create_dir_all(dir.join("mesh")).context("there is no place for a mesh")?;
@@ -138,7 +138,7 @@ async fn sidecar(
     Ok(child)
 }
 
-/// Files of at most so many documents each: a file has a limit.
+/// Writes files with a bounded number of documents each: files have a limit.
 fn manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Result<()> {
     let port = ports.of("application")?;
     let mut text = String::new();
@@ -179,9 +179,9 @@ fn manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Resu
     Ok(())
 }
 
-/// Services that the sidecar uses.
+/// The number of services that the sidecar uses.
 pub(super) const USED: usize = 5;
-/// Half of what a file may hold.
+/// Half of the limit of a file.
 const PER_FILE: usize = 5000;
 /// For reading ten thousand documents.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Meshes of a size: a control plane, a few real sidecars, a crowd, and what they take.
+//! Scale measurements: a control plane, a few real sidecars and a simulated crowd.
 
 mod changes;
 mod manifests;
@@ -25,40 +25,40 @@ use crate::ask;
 use crate::get::Mesh;
 use crate::ports::Ports;
 
-/// How many sidecars a mesh has, and how many of them are processes of their own.
+/// The number of sidecars in a mesh, and the number of real processes among them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Crowd {
     pub(super) sidecars: usize,
     pub(super) real: usize,
-    /// Whether changes are made in it as well.
+    /// The changes to make in the mesh.
     pub(super) changes: Changing,
 }
 
-/// Whether changes are made in a mesh that is up.
+/// Selects the measurement of changes in a running mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Changing {
     Yes,
     No,
 }
 
-/// Starts a mesh, lets everybody join, and measures.
+/// Starts a mesh, lets all sidecars join, and measures.
 ///
 /// # Errors
-/// When something does not start, or not everybody knows everything in time.
+/// If a process does not start, or the endpoints are not all distributed in time.
 pub(super) async fn measure(rig: &Rig, crowd: Crowd, timing: Timing) -> anyhow::Result<MeshSize> {
     let dir = rig.scratch().join("mesh");
     std::fs::create_dir_all(&dir).context("there is no place for a mesh")?;
     let mut ports = rig.ports();
     let mut stage = Stage { rig, crowd, ports: &mut ports, dir: &dir };
     let measured = stage.run(timing).await;
-    // Tokens and certificates are of no use to the next one.
+    // Tokens and certificates are useless for the next run.
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "the files of a mesh stay");
     }
     measured
 }
 
-/// What is needed to run one mesh.
+/// The state of one running mesh.
 struct Stage<'a, 'b> {
     rig: &'a Rig,
     crowd: Crowd,
@@ -144,7 +144,7 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// What is behind the real sidecars.
+    /// Starts the application behind the real sidecars.
     fn application(&mut self) -> anyhow::Result<Option<Child>> {
         if self.crowd.real == 0 {
             return Ok(None);
@@ -155,7 +155,7 @@ impl Stage<'_, '_> {
         Child::start(&launch.on(cores), &self.dir.join("application.log")).map(Some)
     }
 
-    /// Waits until the real sidecars are ready too.
+    /// Waits until the real sidecars are ready as well.
     async fn registered(&self, data: &Path) -> anyhow::Result<()> {
         let until = Instant::now() + ROLLOUT_PATIENCE;
         loop {
@@ -241,7 +241,7 @@ impl Stage<'_, '_> {
         Child::start(&launch.on(cores), &self.dir.join(format!("sidecar-{index}.log")))
     }
 
-    /// One token for each workload.
+    /// Creates one token per workload.
     async fn tokens(&self, data: &Path, control: SocketAddr) -> anyhow::Result<Vec<String>> {
         let mesh = Mesh::at(data);
         let until = Instant::now() + START_PATIENCE;
@@ -261,8 +261,8 @@ impl Stage<'_, '_> {
         Ok(tokens)
     }
 
-    /// Sends a request through each door of the real sidecars, so that these know the services as
-    /// they would with traffic. What comes back does not matter here.
+    /// Sends a request through each outbound listener of the real sidecars, so that they subscribe to the
+    /// services as they would with traffic. The responses are ignored.
     async fn use_doors(&mut self) -> anyhow::Result<()> {
         for index in 0..self.crowd.real.min(self.crowd.sidecars) {
             for number in 0..self.used(index).len() {
@@ -282,12 +282,12 @@ fn workload(index: usize) -> String {
     format!("bench/workload-{index}")
 }
 
-/// Workloads behind a service.
+/// The number of workloads per service.
 pub(super) const PER_SERVICE: usize = 10;
-/// Services that a workload uses.
+/// The number of services that a workload uses.
 pub(super) const USED: usize = 4;
 /// For reading some thousand documents.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Far beyond what sixteen hundred take.
+/// Far more than 1,600 sidecars take.
 const ROLLOUT_PATIENCE: Duration = Duration::from_secs(120);

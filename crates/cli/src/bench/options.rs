@@ -1,4 +1,4 @@
-//! The options that all suites have in common.
+//! Options common to all suites.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,44 +22,44 @@ use crate::output;
 /// Options of every suite.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Options {
-    /// Who takes part: leno, envoy, haproxy, nginx, none (no proxy), floor (a bare forwarder), or
-    /// command:FILE for what a contender file describes
+    /// Contenders: leno, envoy, haproxy, nginx, none (no proxy), floor (a bare forwarder), or command:FILE for
+    /// a contender file
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contenders: Vec<ContenderName>,
-    /// How long each run is measured
+    /// Measured duration of each run
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     duration: Option<Duration>,
-    /// How long load runs before anything is measured
+    /// Warm-up before each measurement
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     warmup: Duration,
-    /// How often each contender does each case
+    /// Number of runs per contender and case
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     repeats: Option<u32>,
-    /// How long all of it may take: shortens runs, then leaves out repeats
+    /// Time budget: shortens runs first, then reduces repeats
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     budget: Option<Duration>,
-    /// Decides the order of contenders; by chance when it is not given
+    /// Random seed of the order of contenders [default: random]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Ratios are told to leno, and to this contender
+    /// Baseline of ratios, in addition to leno
     #[arg(long, value_name = "NAME", default_value = "leno")]
     baseline: String,
-    /// The load generator
+    /// Load generator
     #[arg(long, value_enum, default_value_t)]
     driver: Driver,
-    /// Where proxies run, such as 0 or 0-1 [default: the first core]
+    /// Cores for proxies, such as 0 or 0-1 [default: the first core]
     #[arg(long, value_name = "CORES", requires = "load_cores")]
     proxy_cores: Option<Cores>,
-    /// Where backends and the load generator run [default: the other cores]
+    /// Cores for backends and the load generator [default: the other cores]
     #[arg(long, value_name = "CORES", requires = "proxy_cores")]
     load_cores: Option<Cores>,
-    /// How to print the report
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportFormat,
-    /// Also write the report as a page with plots
+    /// Also write the report as an HTML page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Where what is built once is kept, such as JMeter [default: ~/.cache/leno]
+    /// Cache directory of built tools, such as JMeter [default: ~/.cache/leno]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) struct Options {
     search_path: OsString,
 }
 
-/// How the report is printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum ReportFormat {
     /// Tables
@@ -78,21 +78,21 @@ enum ReportFormat {
     Json,
 }
 
-/// What a suite takes when the user does not say.
+/// The defaults of a suite.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Defaults {
     pub(super) contenders: &'static [&'static str],
     pub(super) duration: Duration,
     pub(super) repeats: u32,
-    /// What each run takes beside warm-up and measuring.
+    /// The time of each run in addition to warm-up and measurement.
     pub(super) starting: Duration,
 }
 
 impl Options {
-    /// Who takes part.
+    /// Returns the contenders.
     ///
     /// # Errors
-    /// When a contender file cannot be used, or a name is there twice.
+    /// If a contender file cannot be used, or a name occurs twice.
     pub(super) fn contenders(&self, defaults: Defaults) -> anyhow::Result<Vec<Contender>> {
         let names = match self.contenders.is_empty() {
             false => self.contenders.clone(),
@@ -112,10 +112,10 @@ impl Options {
         Ok(contenders)
     }
 
-    /// What measures `trials` runs of one repeat, within the budget if there is one.
+    /// Returns the runner for `trials` runs per repeat, within the budget if there is one.
     ///
     /// # Errors
-    /// When there is no place for files.
+    /// If there is no directory for files.
     pub(super) fn runner(&self, defaults: Defaults, trials: usize) -> anyhow::Result<Runner> {
         let search_path = std::env::split_paths(&self.search_path).collect();
         let installed = contender::directory(&self.home)?;
@@ -147,22 +147,22 @@ impl Options {
         Ok(runner)
     }
 
-    /// The load generator.
+    /// Returns the load generator.
     pub(super) fn driver(&self) -> Driver {
         self.driver
     }
 
-    /// Whether the user says who takes part.
+    /// True if the user selects the contenders.
     pub(super) fn names_contenders(&self) -> bool {
         !self.contenders.is_empty()
     }
 
-    /// The budget, if there is one.
+    /// Returns the time budget, if there is one.
     pub(super) fn budget(&self) -> Option<Duration> {
         self.budget
     }
 
-    /// The same with another budget, for a part of what it was given for.
+    /// Returns the options with the budget of one part.
     pub(super) fn within(&self, budget: Option<Duration>) -> Self {
         Self { budget, ..self.clone() }
     }
@@ -170,7 +170,7 @@ impl Options {
     /// Prints reports and writes their page.
     ///
     /// # Errors
-    /// When nobody reads or the file cannot be written.
+    /// If the output is closed or the file cannot be written.
     pub(super) fn publish(&self, reports: &[Report]) -> anyhow::Result<()> {
         if let Some(path) = &self.html {
             std::fs::write(path, html::page(reports))
@@ -190,7 +190,7 @@ impl Options {
     }
 }
 
-/// How something was measured, for its report.
+/// Returns the measurement settings for the report.
 pub(super) fn settings(runner: &Runner) -> Settings {
     Settings {
         duration_s: runner.timing.duration.as_secs_f64(),
@@ -206,7 +206,7 @@ pub(super) fn settings(runner: &Runner) -> Settings {
     }
 }
 
-/// Shortens the runs until all of them fit, and takes fewer repeats when that is not enough.
+/// Shortens the runs until all of them fit, and reduces the repeats if that is not enough.
 fn fit(runner: &mut Runner, trials: usize, budget: Duration) {
     let trials = u32::try_from(trials.max(1)).unwrap_or(u32::MAX);
     loop {
@@ -226,7 +226,7 @@ fn by_chance() -> u64 {
     since.map_or(0, |since| u64::from(since.subsec_nanos()))
 }
 
-/// What starting and stopping proxies and applications takes.
+/// The time for starting and stopping proxies and applications.
 pub(super) const STARTING: Duration = Duration::from_millis(1_500);
-/// Shorter runs say little about tails.
+/// Shorter runs say little about tail latencies.
 const DURATION_MIN: Duration = Duration::from_secs(1);

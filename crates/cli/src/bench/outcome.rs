@@ -1,4 +1,4 @@
-//! Outcomes: the repeats of one contender in one case, put together and set beside the others.
+//! Outcomes: aggregated repeats of one contender in one case, and ratios to the others.
 
 use std::collections::BTreeMap;
 
@@ -7,58 +7,58 @@ use serde::Serialize;
 use super::statistics::{Range, median, rounded};
 use super::trial::{CpuCost, LatencyMs, MemoryKib, Trial};
 
-/// What one contender gave in one case: the medians of its repeats, and how far these differ.
+/// The result of one contender in one case: the medians of its repeats, and their spread.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Outcome {
     pub(super) rps: f64,
     pub(super) latency_ms: LatencyMs,
     pub(super) cpu_us_per_request: CpuCost,
-    /// Where the processor counts them.
+    /// Present if the processor counts instructions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) instructions_per_request: Option<f64>,
     pub(super) memory_kib: MemoryKib,
-    /// Requests of all repeats, and those without success.
+    /// Requests of all repeats, and failures among them.
     pub(super) requests: u64,
     pub(super) failed: u64,
-    /// The smallest and largest of the repeats, by figure.
+    /// The minimum and maximum of the repeats, by figure.
     pub(super) range: BTreeMap<&'static str, Range>,
-    /// The figures on which repeats disagree more than is stated.
+    /// The figures with a spread above the noise threshold.
     pub(super) noisy: Vec<&'static str>,
-    /// By figure: the median of the ratios to leno in the same repeat.
+    /// The median ratio to leno in the same repeat, by figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ratio_to_leno: Option<BTreeMap<&'static str, f64>>,
-    /// The same to another baseline.
+    /// The same for another baseline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ratio_to_baseline: Option<BTreeMap<&'static str, f64>>,
-    /// How many cores of the benchmark strangers kept busy meanwhile, at worst.
+    /// The maximum number of benchmark cores that unrelated processes kept busy.
     pub(super) strangers_cores: f64,
-    /// Who could do no more: `proxies`, or `load` when the proxies could have.
+    /// The limit of the throughput: `proxies`, or `load` if the proxies had spare capacity.
     pub(super) limited_by: Limit,
     pub(super) repeats: Vec<Trial>,
 }
 
-/// What kept the throughput from being higher.
+/// The limit of the throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Limit {
     /// The cores of the proxies were busy.
     Proxies,
-    /// The cores of load and applications were.
+    /// The cores of load and applications were busy.
     Load,
-    /// Neither: connections waited for each other, or the rate was given.
+    /// Neither: connections waited for each other, or the rate was fixed.
     Neither,
 }
 
-/// A figure that repeats have.
+/// A figure of repeats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Figure {
     pub(super) name: &'static str,
     pub(super) of: fn(&Trial) -> f64,
-    /// Beyond which spread it counts as noisy; never when absent.
+    /// The spread above which it counts as noisy; never if absent.
     noisy_above: Option<f64>,
 }
 
-/// All figures that are compared, those that count most first.
+/// All compared figures, the most important first.
 pub(super) const FIGURES: &[Figure] = &[
     Figure {
         name: "cpu_us_per_request",
@@ -84,18 +84,18 @@ pub(super) const FIGURES: &[Figure] = &[
     Figure { name: "load_pss", of: |t| t.memory_kib.load_pss as f64, noisy_above: None },
 ];
 
-/// Repeats that differ by more than this part of their median are called noisy.
+/// The noise threshold: the spread of repeats as a share of their median.
 pub(super) const NOISY_ABOVE: f64 = 0.15;
-/// The same for the 99th percentile: tails differ by nature.
+/// The noise threshold of the 99th percentile: tail latencies vary more.
 pub(super) const TAIL_NOISY_ABOVE: f64 = 0.5;
-/// A core this busy has no more to give.
+/// A core this busy is saturated.
 const BUSY: f64 = 0.95;
-/// Strangers that keep more of a core busy than this have disturbed a run.
+/// The number of cores busy with unrelated processes above which a run counts as disturbed.
 pub(super) const DISTURBED_ABOVE: f64 = 0.1;
 
 impl Outcome {
-    /// Puts repeats together; nothing when there are none. `cores` are those of the proxies and
-    /// those of load and applications.
+    /// Aggregates repeats; `None` without any. `cores` are the numbers of cores of the proxies, and of load and
+    /// applications.
     pub(super) fn of(repeats: Vec<Trial>, cores: (f64, f64)) -> Option<Self> {
         let middle = |of: &dyn Fn(&Trial) -> f64| median(repeats.iter().map(of)).map(rounded);
         let number = |of: &dyn Fn(&Trial) -> u64| {
@@ -161,12 +161,12 @@ impl Outcome {
         })
     }
 
-    /// Whether strangers took a part of the cores.
+    /// True if unrelated processes used some of the cores.
     pub(super) fn is_disturbed(&self) -> bool {
         self.strangers_cores > DISTURBED_ABOVE
     }
 
-    /// What a reader has to know of it, in a word each.
+    /// Returns notes for the reader, in a word each.
     pub(super) fn marks(&self) -> Vec<String> {
         let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
         let bound = (self.limited_by == Limit::Load).then(|| "load-bound".to_owned());
@@ -175,15 +175,14 @@ impl Outcome {
         [failed, bound, noisy, disturbed].into_iter().flatten().collect()
     }
 
-    /// How a figure compares with the baseline that the user chose: leno, unless it is another.
+    /// Returns the ratio of a figure to the user's baseline: leno by default.
     pub(super) fn ratio(&self, figure: &str) -> Option<f64> {
         let ratios = self.ratio_to_baseline.as_ref().or(self.ratio_to_leno.as_ref())?;
         ratios.get(figure).copied()
     }
 
-    /// For each figure the median of the ratios to somebody else in the same repeat: what
-    /// disturbed both disturbs the ratio less. Figures that are nothing on either side are left
-    /// out.
+    /// Returns the median ratio to another contender in the same repeat, by figure: a disturbance of both
+    /// affects the ratio less. Figures that are zero on either side are omitted.
     pub(super) fn ratios(&self, to: &Self) -> BTreeMap<&'static str, f64> {
         let ratio = |figure: &Figure| {
             let pairs = self.repeats.iter().filter_map(|ours| {

@@ -1,4 +1,4 @@
-//! The hidden `leno bench pinned`: becomes another command, on chosen cores, tied to our life.
+//! The hidden `leno bench pinned`: executes a command on selected cores that ends with its supervisor.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -14,21 +14,21 @@ use crate::exec;
 /// Arguments of the hidden `leno bench pinned`.
 #[derive(Debug, Args)]
 pub(crate) struct PinnedArgs {
-    /// The process that started this one, and without which it is not to live
+    /// Process ID of the supervisor; the command ends with it
     #[arg(long)]
     parent: i32,
-    /// The cores that it may run on
+    /// Cores that the command may use
     #[arg(long)]
     cores: Option<Cores>,
-    /// The command
+    /// Command
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
 impl PinnedArgs {
-    /// Becomes the command; returns only if that fails.
+    /// Executes the command; returns only on failure.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        // A proxy that has workers ends them when it is asked to end, not when it is killed.
+        // A proxy stops its workers on SIGTERM, but not when it is killed.
         exec::die_with(self.parent, Signal::TERM)?;
         if let Some(cores) = &self.cores {
             cores.confine_us()?;

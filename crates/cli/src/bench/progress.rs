@@ -1,19 +1,19 @@
-//! Progress: what is being measured, and how long it still takes, on standard error.
+//! Progress on standard error: the current step and the remaining time.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use crate::duration::short;
 
-/// Tells how far a benchmark is.
+/// Reports the progress of a benchmark.
 #[derive(Debug)]
 pub(super) struct Progress {
     began: Instant,
     steps: usize,
     done: usize,
-    /// What a step is thought to take, until some have been done.
+    /// The estimated duration of a step, until some are done.
     guess: Duration,
-    /// On a terminal one line is written again and again.
+    /// On a terminal one line is rewritten.
     terminal: bool,
 }
 
@@ -23,7 +23,7 @@ impl Progress {
         Self { began: Instant::now(), steps, done: 0, guess, terminal }
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub(super) fn step(&mut self, what: &str) {
         let left = short(self.left());
         let line = format!("[{}/{}] {what} · {left} left", self.done + 1, self.steps);
@@ -31,14 +31,14 @@ impl Progress {
         match self.terminal {
             true => {
                 eprint!("\r\x1b[2K{line}");
-                // A terminal that is gone is nobody's loss.
+                // The terminal may be closed.
                 drop(std::io::stderr().flush());
             }
             false => eprintln!("{line}"),
         }
     }
 
-    /// Something that is to stay on the screen.
+    /// Prints a line that stays on the screen.
     pub(super) fn say(&self, text: &str) {
         match self.terminal {
             true => eprintln!("\r\x1b[2K{text}"),

@@ -1,7 +1,7 @@
-//! The hidden `leno bench relay`: an application that asks another one for each request.
+//! The hidden `leno bench relay`: an application that calls another one for each request.
 //!
-//! It keeps one connection to whom it asks for each connection of a client, as a client library
-//! with a pool would, and answers with what it was answered.
+//! It keeps one upstream connection for each client connection, like a client library with a pool, and returns
+//! the upstream response.
 
 use std::cell::Cell;
 use std::net::Ipv4Addr;
@@ -17,10 +17,10 @@ use super::loopback;
 /// Arguments of the hidden `leno bench relay`.
 #[derive(Debug, Args)]
 pub(crate) struct RelayArgs {
-    /// Where to listen on loopback
+    /// Loopback port to listen on
     #[arg(long)]
     port: u16,
-    /// The ports on loopback to ask, in turn
+    /// Loopback ports to call, in turn
     #[arg(long, value_delimiter = ',', required = true)]
     to: Vec<u16>,
 }
@@ -54,7 +54,7 @@ async fn converse(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<usize>>) {
     }
 }
 
-/// Asks over the connection that is kept, or over a new one.
+/// Sends a request over the kept connection, or over a new one.
 async fn ask(kept: &mut Option<TcpStream>, port: u16, request: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut server = match kept.take() {
         Some(server) => server,
@@ -72,7 +72,7 @@ async fn ask(kept: &mut Option<TcpStream>, port: u16, request: &[u8]) -> std::io
     Ok(answer)
 }
 
-/// The next whole message: head, and a body of the length that it declares.
+/// Returns the next complete message: headers, and a body of the declared length.
 async fn message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<Vec<u8>> {
     loop {
         if let Some(length) = message_length(received) {
@@ -89,7 +89,7 @@ async fn message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<Vec<u
     }
 }
 
-/// How long the message at the front is; nothing before its head is whole.
+/// Returns the length of the first message; `None` until its headers are complete.
 fn message_length(received: &[u8]) -> Option<usize> {
     let head = received.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let lines = received.get(..head)?.split(|byte| *byte == b'\n');

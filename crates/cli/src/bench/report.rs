@@ -14,14 +14,14 @@ use super::mesh_services::MeshServices;
 use super::outcome::Outcome;
 use super::rig::TrafficMode;
 
-/// All that a suite found out.
+/// The results of a suite.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Report {
     pub(super) suite: &'static str,
     pub(super) title: &'static str,
-    /// What it measures, in a paragraph.
+    /// A description of the suite, in a paragraph.
     pub(super) about: &'static str,
-    /// When it began, in UTC.
+    /// The start time in UTC.
     pub(super) began: String,
     pub(super) elapsed_s: f64,
     pub(super) command: Vec<String>,
@@ -31,26 +31,26 @@ pub(super) struct Report {
     pub(super) contenders: Vec<Facts>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) cases: Vec<CaseReport>,
-    /// What meshes of different sizes took.
+    /// The cost of meshes of different sizes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) meshes: Vec<MeshSize>,
-    /// What sidecars took in meshes of few and of many services.
+    /// The cost of sidecars in meshes with few and with many services.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) services: Vec<MeshServices>,
-    /// The same figures in the shape of the published table, and what follows from them.
+    /// The same figures in the form of the published table, and derived ones.
     pub(super) tables: Vec<FigureTable>,
     #[serde(skip)]
     pub(super) plots: Vec<Plot>,
-    /// What others have published about the same.
+    /// Published figures of other projects.
     pub(super) published: Vec<Published>,
-    /// What was seen on the way and a reader has to know.
+    /// Observations during the run that a reader needs.
     pub(super) notes: Vec<String>,
-    /// What these figures do not show.
+    /// The limits of these figures.
     pub(super) not_shown: Vec<String>,
 }
 
 impl Report {
-    /// How many results are to be taken with care; nothing when none are.
+    /// Warns of the number of unreliable results; `None` if there are none.
     pub(super) fn caution(&self) -> Option<String> {
         let outcomes = || self.cases.iter().flat_map(|case| case.contenders.values());
         let disturbed = outcomes().filter(|outcome| outcome.is_disturbed()).count();
@@ -64,92 +64,92 @@ impl Report {
         })
     }
 
-    /// The name above ratios.
+    /// Returns the name of the baseline.
     pub(super) fn baseline(&self) -> &str {
         self.settings.as_ref().map_or("leno", |settings| &settings.baseline)
     }
 }
 
-/// How it was measured.
+/// The settings of the measurement.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Settings {
     pub(super) duration_s: f64,
     pub(super) warm_up_s: f64,
     pub(super) repeats: u32,
-    /// Decides the order of contenders in each repeat.
+    /// The random seed of the order of contenders in each repeat.
     pub(super) seed: u64,
     pub(super) driver: Driver,
     pub(super) driver_version: String,
     pub(super) baseline: String,
-    /// Repeats that differ by more than this part of their median are called noisy.
+    /// The noise threshold: the spread of repeats as a share of their median.
     pub(super) noisy_above: f64,
     /// The same for 99th percentiles.
     pub(super) tail_noisy_above: f64,
-    /// Strangers that keep more of a core busy than this have disturbed a run.
+    /// The number of cores busy with unrelated processes above which a run counts as disturbed.
     pub(super) disturbed_above: f64,
 }
 
-/// A contender that took no part, or only a small one.
+/// A contender that was skipped, fully or in part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Skipped {
     pub(super) name: String,
     pub(super) reason: String,
 }
 
-/// What came of one case.
+/// The results of one case.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CaseReport {
     pub(super) name: String,
     pub(super) parameters: Map<String, Value>,
-    /// Where proxies, and load with applications, ran; anywhere when absent.
+    /// The cores of proxies, and of load with applications; any if absent.
     pub(super) proxy_cores: Option<Cores>,
     pub(super) load_cores: Option<Cores>,
-    /// By name.
+    /// Results by contender.
     pub(super) contenders: BTreeMap<String, Outcome>,
 }
 
-/// What a mesh of some size took of its control plane and of its sidecars.
+/// The cost of a mesh of some size, for its control plane and its sidecars.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct MeshSize {
     pub(super) sidecars: usize,
     pub(super) mode: TrafficMode,
-    /// Until every sidecar knew every endpoint that it uses.
+    /// Time until every sidecar has all endpoints of its services.
     pub(super) rollout_s: f64,
-    /// What the control plane spent on that, and how many cores that kept busy.
+    /// CPU time of the control plane for the rollout, and the number of busy cores.
     pub(super) rollout_cpu_s: f64,
     pub(super) rollout_cores: f64,
-    /// The most memory it had resident.
+    /// The peak resident memory of the control plane.
     pub(super) rollout_memory_mib: f64,
-    /// When nothing changed any more.
+    /// After the rollout, without changes.
     pub(super) steady_cores: f64,
     pub(super) steady_memory_mib: f64,
-    /// The same before anybody joined, and what each sidecar added.
+    /// Memory before the first join, and the increase per sidecar.
     pub(super) empty_memory_mib: f64,
     pub(super) per_sidecar_kib: f64,
-    /// Private memory of one real sidecar, the median of them.
+    /// The median private memory of real sidecars.
     pub(super) sidecar_memory_mib: f64,
-    /// What changes took, where some were made.
+    /// The cost of changes, if any were made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) changes: Option<MeshChanges>,
 }
 
-/// What changes in a mesh took, while real sidecars carried traffic.
+/// The cost of changes in a mesh while real sidecars carry traffic.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct MeshChanges {
-    /// One endpoint moves: who uses it, until they heard of it, and what that cost.
+    /// One endpoint moves: its users, the time until they receive the change, and the cost.
     pub(super) users: usize,
     pub(super) endpoint_p50_ms: f64,
     pub(super) endpoint_p99_ms: f64,
     pub(super) endpoint_to_others: usize,
     pub(super) endpoint_touched: f64,
     pub(super) endpoint_bytes: f64,
-    /// A rule that everybody obeys changes; nothing in permissive mode, where there is none.
+    /// A rule for all sidecars changes; absent in permissive mode, which has no rules.
     pub(super) rule_p50_ms: f64,
     pub(super) rule_p99_ms: f64,
     pub(super) rule_missed: usize,
     pub(super) rule_touched: f64,
     pub(super) rule_bytes: f64,
-    /// Endpoints move all the time.
+    /// Endpoints move continuously.
     pub(super) storm_s: f64,
     pub(super) storm_per_s: f64,
     pub(super) storm_p50_ms: f64,
@@ -158,12 +158,12 @@ pub(super) struct MeshChanges {
     pub(super) storm_cores: f64,
     pub(super) storm_touched: f64,
     pub(super) storm_bytes: f64,
-    /// The control plane is killed and starts again: until all are back, what they were sent, and
-    /// the most memory that took.
+    /// The control plane is killed and restarts: the time until all sidecars are back, the bytes sent to them,
+    /// and the peak memory.
     pub(super) back_s: f64,
     pub(super) back_bytes: f64,
     pub(super) back_memory_mib: f64,
-    /// Requests through real sidecars meanwhile.
+    /// Requests through real sidecars during the changes.
     pub(super) requests: u64,
     pub(super) failed: u64,
 }
@@ -176,34 +176,34 @@ pub(super) struct FigureTable {
     pub(super) rows: Vec<Vec<Value>>,
 }
 
-/// How figures are drawn.
+/// The form of a plot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A line for each contender: what is below is a quantity.
+    /// A line per contender, for a quantity on the x axis.
     Lines(Scale),
-    /// Bars in groups: what is below are different things.
+    /// Grouped bars, for unrelated cases on the x axis.
     Bars,
 }
 
-/// Figures of contenders to be drawn.
+/// Figures of contenders for a plot.
 #[derive(Debug, Clone)]
 pub(super) struct Plot {
     pub(super) title: String,
-    /// What the figures are, with their unit.
+    /// The meaning of the figures, with their unit.
     pub(super) about: String,
     pub(super) x: Vec<String>,
-    /// By contender; nothing where there is no figure.
+    /// Figures by contender; `None` if missing.
     pub(super) series: Vec<(String, Vec<Option<f64>>)>,
     pub(super) form: Form,
 }
 
-/// A table that others have published.
+/// A published table of another project.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Published {
     pub(super) title: &'static str,
     pub(super) source: &'static str,
     pub(super) columns: &'static [&'static str],
     pub(super) rows: &'static [&'static [&'static str]],
-    /// What to know when reading it.
+    /// A note for the reader.
     pub(super) remark: &'static str,
 }

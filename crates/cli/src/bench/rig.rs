@@ -1,4 +1,4 @@
-//! The rig: what all runs of a benchmark share: cores, free ports, certificates, a place for files.
+//! The shared environment of all runs: cores, free ports, certificates, and a scratch directory.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -11,49 +11,49 @@ use super::certificates;
 use super::cores::Cores;
 use crate::ports::{PortSearch, Ports};
 
-/// What all runs of a benchmark share.
+/// The shared environment of all runs.
 #[derive(Debug)]
 pub(super) struct Rig {
-    /// Where proxies run; anywhere when absent.
+    /// The cores of proxies; any if absent.
     pub(super) proxy_cores: Option<Cores>,
-    /// Where backends and the load generator run.
+    /// The cores of backends and the load generator.
     pub(super) load_cores: Option<Cores>,
-    /// Whether policies decide.
+    /// The traffic mode of the mesh.
     pub(super) traffic_mode: TrafficMode,
-    /// Which rules are in force, where a contender has such.
+    /// Additional rules, for contenders that support them.
     pub(super) rules: MeshRules,
-    /// Where programs are looked up.
+    /// The search path of programs.
     pub(super) search_path: Vec<PathBuf>,
-    /// Where contenders are installed for this user.
+    /// The directory of contenders installed for this user.
     pub(super) installed: PathBuf,
-    /// Where what is built once is kept.
+    /// The cache directory of built tools.
     pub(super) cache: PathBuf,
     search: PortSearch,
     scratch: TempDir,
     certificates: OnceCell<PathBuf>,
 }
 
-/// Which rules are in force besides those of access.
+/// Rules in addition to access rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MeshRules {
     /// None.
     Plain,
-    /// Endpoints that fail are removed.
+    /// Failing endpoints are ejected.
     Removal,
 }
 
-/// Whether policies decide, where a contender has such.
+/// The authorization of requests, for contenders that support it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum TrafficMode {
     /// Every member may call every service.
     Permissive,
-    /// Only what a policy allows.
+    /// Only requests that a policy allows.
     Strict,
 }
 
 impl TrafficMode {
-    /// The word in manifests.
+    /// Returns the word in manifests.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Permissive => "permissive",
@@ -63,10 +63,10 @@ impl TrafficMode {
 }
 
 impl Rig {
-    /// A rig with a scratch directory that goes with it.
+    /// Creates an environment with a scratch directory, deleted on drop.
     ///
     /// # Errors
-    /// When there is no place for temporary files.
+    /// If there is no place for temporary files.
     pub(super) fn new(
         search_path: Vec<PathBuf>,
         installed: PathBuf,
@@ -87,25 +87,25 @@ impl Rig {
         })
     }
 
-    /// How many threads a proxy is to use.
+    /// Returns the number of threads of a proxy.
     pub(super) fn proxy_threads(&self) -> usize {
         self.proxy_cores.as_ref().map_or(1, Cores::count)
     }
 
-    /// Where the files of everything that runs are.
+    /// Returns the directory for the files of all processes.
     pub(super) fn scratch(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// Ports for one run.
+    /// Returns the ports of one run.
     pub(super) fn ports(&self) -> Ports<'_> {
         Ports::new(&self.search)
     }
 
-    /// The directory of certificates for contenders that do not fetch their own.
+    /// Returns the directory of certificates for contenders without a certificate client.
     ///
     /// # Errors
-    /// When they cannot be made.
+    /// If they cannot be created.
     pub(super) fn certificates(&self) -> anyhow::Result<PathBuf> {
         if let Some(made) = self.certificates.get() {
             return Ok(made.clone());

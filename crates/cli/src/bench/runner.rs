@@ -1,4 +1,4 @@
-//! The runner: every contender does every case, interleaved, in a fresh order each repeat.
+//! The runner: every contender runs every case, interleaved, in a new order per repeat.
 
 use crate::output;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use super::rig::Rig;
 use super::statistics::Chance;
 use super::trial::{self, Cast, Timing, Trial};
 
-/// What a suite is measured with.
+/// The environment and the settings of a suite.
 #[derive(Debug)]
 pub(super) struct Runner {
     pub(super) rig: Rig,
@@ -26,22 +26,22 @@ pub(super) struct Runner {
     pub(super) repeats: u32,
     pub(super) seed: u64,
     pub(super) baseline: String,
-    /// Where proxies, and load with applications, run unless a case says otherwise.
+    /// The cores of proxies, and of load with applications, unless a case overrides them.
     pub(super) cores: Option<(Cores, Cores)>,
-    /// What each run takes beside warm-up and measuring.
+    /// The time of each run in addition to warm-up and measurement.
     pub(super) starting: Duration,
-    /// Whether the processor counts instructions.
+    /// True if the processor counts instructions.
     pub(super) counts: bool,
 }
 
-/// Whether proxies have cores that nobody else of the benchmark uses.
+/// The allocation of cores: separate ones for proxies, or shared with the rest of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sharing {
     Apart,
     Shared,
 }
 
-/// What the runner found out.
+/// The results of a runner.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     pub(super) cases: Vec<CaseReport>,
@@ -51,7 +51,7 @@ pub(super) struct Results {
 }
 
 impl Runner {
-    /// Measures. A contender that cannot do a case is named and left out of it.
+    /// Runs all cases. A contender that does not support a case is reported and left out of it.
     pub(super) async fn run(&mut self, contenders: &[Contender], cases: &[Case]) -> Results {
         let mut results = Results::default();
         match instructions::unavailable() {
@@ -76,12 +76,12 @@ impl Runner {
         results
     }
 
-    /// What one trial takes, with starting and stopping.
+    /// Returns the duration of one trial, including start and stop.
     pub(super) fn trial_takes(&self) -> Duration {
         self.timing.warm_up + self.timing.duration + self.starting
     }
 
-    /// For each case the contenders that can do it, by number.
+    /// Returns the contenders that support each case, by index.
     fn plan(
         &self,
         contenders: &[Contender],
@@ -105,7 +105,7 @@ impl Runner {
         plan
     }
 
-    /// Gives proxies, and load with applications, the cores that a case wants for them.
+    /// Assigns cores to proxies, and to load with applications, as a case requires.
     fn confine(&mut self, case: &Case, notes: &mut Vec<String>) {
         let wanted = match (case.proxy_cores, &self.cores) {
             (Some(wanted), _) => wanted,
@@ -122,7 +122,7 @@ impl Runner {
         self.rig.rules = case.rules;
     }
 
-    /// Gives proxies so many cores, and the others to load and applications.
+    /// Assigns a number of cores to proxies, and the others to load and applications.
     pub(super) fn confine_to(&mut self, wanted: usize) -> Sharing {
         let all = Cores::ours();
         let given = self.cores.clone().filter(|(proxies, _)| proxies.count() == wanted);
@@ -163,7 +163,7 @@ impl Runner {
                     Ok(()) => trial::run(cast, self.timing, &dir).await,
                     Err(error) => Err(error.into()),
                 };
-                // Files of a run are of no use to the next one, and logs may be long.
+                // Files of a run are useless for the next one, and logs may be long.
                 if let Err(error) = std::fs::remove_dir_all(&dir) {
                     tracing::debug!(%error, "the files of a run stay");
                 }
@@ -197,7 +197,7 @@ impl Runner {
         for outcome in contenders.values_mut() {
             outcome.ratio_to_leno = leno.as_ref().map(|leno| outcome.ratios(leno));
             if self.baseline != "leno" {
-                // Without the baseline there is nothing to compare with: not leno by surprise.
+                // Without results of the baseline there are no ratios: leno is not a silent substitute.
                 let ratios = baseline.as_ref().map(|other| outcome.ratios(other));
                 outcome.ratio_to_baseline = Some(ratios.unwrap_or_default());
             }
@@ -212,7 +212,7 @@ impl Runner {
     }
 }
 
-/// Remembers a contender, and what else it is in another layout.
+/// Adds a contender, or its description in another layout.
 fn introduce(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
     match all.iter_mut().find(|known| known.name == facts.name) {
         None => all.push(facts),
@@ -221,7 +221,7 @@ fn introduce(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
     }
 }
 
-/// Remembers how a contender was started: once for each layout, as the last run had it.
+/// Records the processes of a contender, once per layout, as in the last run.
 fn configure(facts: &mut [Facts], name: &str, configured: Vec<Configured>) {
     let Some(facts) = facts.iter_mut().find(|facts| facts.name == name) else {
         return;
@@ -238,7 +238,7 @@ fn skip(results: &mut Results, name: &str, reason: String) {
     }
 }
 
-/// A name as a part of a path.
+/// Returns a name as a path component.
 fn slug(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
 }

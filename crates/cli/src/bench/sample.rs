@@ -1,4 +1,4 @@
-//! Samples: what running processes have taken of CPU and memory, and which belong together.
+//! CPU and memory usage of processes, and process trees.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,25 +8,25 @@ use leno_telemetry::Usage;
 
 use super::cores::Cores;
 
-/// CPU time of some processes since they started.
+/// Returns the CPU time of some processes since their start.
 ///
-/// The scheduler counts the time of each thread in nanoseconds; where it does not tell, clock
-/// ticks have to do. Threads and processes that have ended are not in it.
+/// The scheduler counts the time of each thread in nanoseconds; otherwise clock ticks are used. Threads and
+/// processes that have ended are not included.
 pub(super) fn cpu(pids: &[u32]) -> Duration {
     let spent = |pid: u32| threads_cpu(pid).or_else(|| Some(leno_telemetry::usage(pid).ok()?.cpu));
     pids.iter().copied().filter_map(spent).sum()
 }
 
-/// Memory of some processes.
+/// Memory usage of some processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Memory {
-    /// What ending them would free.
+    /// Private memory: freed if the processes ended.
     pub(super) private_kib: u64,
-    /// The same with a fair part of what is shared with others.
+    /// The proportional set size.
     pub(super) pss_kib: u64,
 }
 
-/// Reads the memory of some processes.
+/// Reads the memory usage of some processes.
 pub(super) fn memory(pids: &[u32]) -> Memory {
     let usages = pids.iter().filter_map(|pid| leno_telemetry::usage(*pid).ok());
     usages.fold(Memory::default(), |sum, Usage { private_kib, pss_kib, .. }| Memory {
@@ -35,14 +35,14 @@ pub(super) fn memory(pids: &[u32]) -> Memory {
     })
 }
 
-/// The most memory that a process ever had resident; nothing when it is gone.
+/// Returns the peak resident memory of a process; 0 once it has ended.
 pub(super) fn peak_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// How long some cores were busy since the machine started, with whatever; in steps of 10 ms.
+/// Returns the busy time of some cores since boot, for all processes; in steps of 10 ms.
 pub(super) fn busy(cores: &Cores) -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks: u64 = stat.lines().filter_map(|line| busy_ticks(line, cores)).sum();
@@ -63,7 +63,7 @@ fn busy_ticks(line: &str, cores: &Cores) -> Option<u64> {
     Some(figures.iter().sum::<u64>().saturating_sub(idle))
 }
 
-/// A process and all that it started, as far as they still run.
+/// Returns a process and its running descendants.
 pub(super) fn tree(root: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for pid in numbers("/proc") {
@@ -82,7 +82,7 @@ pub(super) fn tree(root: u32) -> Vec<u32> {
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the command may hold anything, also parentheses.
+    // The command name may contain any characters, including parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(1)?.parse().ok()
 }
@@ -97,7 +97,7 @@ fn threads_cpu(pid: u32) -> Option<Duration> {
     (!threads.is_empty()).then_some(sum)
 }
 
-/// The entries of a directory that are numbers.
+/// Returns the numeric entries of a directory.
 fn numbers(directory: &str) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()

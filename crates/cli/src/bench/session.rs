@@ -11,12 +11,12 @@ use super::machine::Machine;
 use super::options::{self, Defaults, Options};
 use super::report::{Published, Report};
 
-/// What is the same for all runs of a suite.
+/// The constants of a suite.
 #[derive(Debug)]
 pub(super) struct Suite {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
-    /// What it measures, in a paragraph.
+    /// A description of the suite, in a paragraph.
     pub(super) about: &'static str,
     pub(super) published: &'static [Published],
     pub(super) not_shown: &'static [&'static str],
@@ -25,7 +25,7 @@ pub(super) struct Suite {
 /// Measures the cases of a suite.
 ///
 /// # Errors
-/// When no contender could do any of them.
+/// If no contender supports any of them.
 pub(super) async fn measure(
     suite: &Suite,
     options: &Options,
@@ -58,7 +58,7 @@ pub(super) async fn measure(
     Ok(report)
 }
 
-/// The report of a suite before anything was measured.
+/// Returns the report of a suite before any measurement.
 pub(super) fn blank(suite: &Suite) -> Report {
     Report {
         suite: suite.name,

@@ -1,4 +1,4 @@
-//! Two services of bookinfo as Spring Cloud applications, and the Eureka server they find each other by.
+//! Two services of bookinfo as Spring Cloud applications, with a Eureka server for discovery.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use super::maven::{self, Project};
 use super::rig::Rig;
 use crate::ports::Ports;
 
-/// The directory of the applications, built when it is not there yet.
+/// Returns the directory of the applications, building it if missing.
 ///
 /// # Errors
-/// When Java is missing, or they cannot be built.
+/// If Java is missing, or the build fails.
 pub(super) async fn programs(rig: &Rig) -> anyhow::Result<PathBuf> {
     maven::require(rig, "java", "running Spring applications")?;
     maven::product(&PROJECT, rig).await
 }
 
-/// Starts the registry, and when it answers, ratings and the gateway. The registry names the
-/// gateway's sidecar as the address of ratings: so their link is the mesh's.
+/// Starts the registry, and once it answers, ratings and the gateway. The registry returns the gateway's
+/// sidecar as the address of ratings, so that the mesh carries the link.
 ///
 /// # Errors
-/// When one of them cannot be started, or the registry does not answer.
+/// If one of them cannot be started, or the registry does not answer.
 pub(super) async fn start(
     rig: &Rig,
     ports: &mut Ports<'_>,
@@ -61,13 +61,13 @@ pub(super) async fn start(
     Ok(vec![registry, ratings, gateway])
 }
 
-/// What they are, for reports.
+/// Their description in reports.
 pub(super) const ABOUT: &str = "the applications are Spring Cloud's: ratings (Spring MVC on \
      Tomcat), Spring Cloud Gateway in front of it, and a Eureka server where the gateway finds \
      ratings; Spring Boot 3.3.8, Spring Cloud 2023.0.5, 256 MiB of heap each";
-/// What starting three virtual machines adds to a run.
+/// The additional time of a run for starting three JVMs.
 pub(super) const STARTING: Duration = Duration::from_secs(30);
-/// On a busy machine, where they share what is left of one core.
+/// For a busy machine, on which they share the rest of one core.
 pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
 /// The name of the service in the mesh.
 const RATINGS: &str = "ratings.bookinfo:9080";

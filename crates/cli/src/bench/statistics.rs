@@ -1,8 +1,8 @@
-//! Statistics of a few repeats: medians, ranges, and whether they agree.
+//! Statistics of a few repeats: medians, ranges and noise.
 
 use serde::Serialize;
 
-/// The middle of some figures; nothing when there are none.
+/// Returns the median; `None` without figures.
 pub(super) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut figures: Vec<f64> = figures.into_iter().filter(|figure| figure.is_finite()).collect();
     figures.sort_by(f64::total_cmp);
@@ -14,17 +14,17 @@ pub(super) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
-/// How far repeats lie apart.
+/// The range of repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Range {
     pub(super) min: f64,
     pub(super) max: f64,
-    /// From the smallest to the largest, as a part of the median.
+    /// The difference of maximum and minimum, as a share of the median.
     pub(super) spread: f64,
 }
 
 impl Range {
-    /// The range of some figures; nothing when there are none.
+    /// Returns the range of some figures; `None` without any.
     pub(super) fn of(figures: &[f64]) -> Option<Self> {
         let middle = median(figures.iter().copied())?;
         let min = figures.iter().copied().fold(f64::INFINITY, f64::min);
@@ -34,7 +34,7 @@ impl Range {
     }
 }
 
-/// Four digits that mean something are more than a shared machine gives.
+/// Rounds to four significant digits, more than the precision of a shared machine.
 pub(super) fn rounded(figure: f64) -> f64 {
     if figure == 0.0 || !figure.is_finite() {
         return 0.0;
@@ -44,7 +44,7 @@ pub(super) fn rounded(figure: f64) -> f64 {
     (figure * scale).round() / scale
 }
 
-/// How much y grows with x, by least squares; nothing for fewer than two different x.
+/// Returns the slope of y over x, by least squares; `None` for fewer than two different x.
 pub(super) fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -54,7 +54,7 @@ pub(super) fn slope(points: &[(f64, f64)]) -> Option<f64> {
     (squares > 0.0).then_some(products / squares)
 }
 
-/// Numbers by chance, the same for the same seed (SplitMix64).
+/// Pseudo-random numbers, reproducible by seed (SplitMix64).
 #[derive(Debug)]
 pub(super) struct Chance(u64);
 
@@ -71,7 +71,7 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    /// The numbers below `count` in any order.
+    /// Returns the numbers below `count` in random order.
     pub(super) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {

@@ -1,4 +1,4 @@
-//! The suites: each measures what one published table shows.
+//! The suites, each with the figures of one published table.
 
 pub(super) mod all;
 pub(super) mod gateway_ratings;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::figures::plain;
 use super::report::{CaseReport, FigureTable, Published, Report};
 
-/// The whole report as text.
+/// Renders the report as text.
 pub(super) fn render(report: &Report) -> String {
     let mut text = format!("{}\n", report.title);
     for case in &report.cases {
@@ -137,7 +137,7 @@ fn figure_table(figures: &FigureTable) -> Table {
     table
 }
 
-/// A value of a table as text.
+/// Formats a value of a table.
 pub(super) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "–".to_owned(),
@@ -157,7 +157,7 @@ fn published_table(published: &Published) -> String {
     )
 }
 
-/// A table whose first column is text and whose others are figures.
+/// Creates a table with text in the first column and figures in the others.
 pub(super) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);

@@ -1,4 +1,4 @@
-//! A trial: one contender does one kind of work once, and is watched while it does.
+//! A trial: one measured run of one contender in one case.
 
 mod watch;
 
@@ -20,31 +20,31 @@ use super::statistics::rounded;
 use crate::ports::Ports;
 use watch::{Spent, Watched};
 
-/// What one run of one contender gave.
+/// The results of one run of one contender.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Trial {
-    /// Which repeat it belongs to, from 1.
+    /// The number of the repeat, from 1.
     pub(super) repeat: u32,
     pub(super) requests: u64,
-    /// Requests without success, and why.
+    /// Requests without success, and the reasons.
     pub(super) errors: u64,
     pub(super) errors_by_kind: BTreeMap<String, u64>,
-    /// Responses by status, where the load generator tells.
+    /// Responses by status, if the load generator reports it.
     pub(super) statuses: BTreeMap<String, u64>,
     pub(super) rps: f64,
     pub(super) latency_ms: LatencyMs,
-    /// Instructions of all proxies for each request, where the processor counts them.
+    /// Instructions of all proxies per request, if the processor counts them.
     pub(super) instructions_per_request: Option<f64>,
-    /// CPU time for each request: of each proxy, and of all of them.
+    /// CPU time per request: of each proxy, and the sum.
     pub(super) cpu_us_per_request: CpuCost,
     pub(super) memory_kib: MemoryKib,
-    /// What was spent beside the proxies.
+    /// The cost outside the proxies.
     pub(super) others: Others,
-    /// How many cores were busy: those of the proxies, and those of load and applications.
+    /// The number of busy cores: of the proxies, and of load and applications.
     pub(super) cores_busy: CoresBusy,
 }
 
-/// Latencies as clients saw them.
+/// Latencies of the clients.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct LatencyMs {
     pub(super) mean: f64,
@@ -56,7 +56,7 @@ pub(super) struct LatencyMs {
     pub(super) max: f64,
 }
 
-/// CPU time for each request, in microseconds.
+/// CPU time per request, in microseconds.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct CpuCost {
     pub(super) sum: f64,
@@ -66,17 +66,17 @@ pub(super) struct CpuCost {
 /// Memory of all proxies together.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct MemoryKib {
-    /// Before the first load.
+    /// Private memory before the first load.
     pub(super) idle_private: u64,
-    /// Under load: what ending the proxies would free.
+    /// Private memory under load.
     pub(super) load_private: u64,
-    /// Under load, with a fair part of what is shared.
+    /// Proportional set size under load.
     pub(super) load_pss: u64,
     /// `load_private` of each proxy.
     pub(super) processes: BTreeMap<String, u64>,
 }
 
-/// What was spent beside the proxies, in microseconds of CPU time for each request.
+/// The cost outside the proxies, in microseconds of CPU time per request.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Others {
     pub(super) applications_us_per_request: f64,
@@ -85,46 +85,46 @@ pub(super) struct Others {
     pub(super) beside: BTreeMap<String, Beside>,
 }
 
-/// A process that carries no requests, as a control plane.
+/// A process that carries no requests, such as a control plane.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Beside {
     pub(super) cores_busy: f64,
     pub(super) private_kib: u64,
 }
 
-/// How many cores were busy.
+/// The number of busy cores.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct CoresBusy {
     pub(super) proxies: f64,
     pub(super) load_and_applications: f64,
-    /// With what is no part of the benchmark, on the cores of the proxies.
+    /// Cores of the proxies that were busy with unrelated processes.
     pub(super) strangers_beside_proxies: f64,
-    /// The same on the cores of load and applications.
+    /// Cores of load and applications that were busy with unrelated processes.
     pub(super) strangers_beside_load: f64,
 }
 
-/// How long is measured.
+/// The durations of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timing {
     pub(super) warm_up: Duration,
     pub(super) duration: Duration,
 }
 
-/// Who takes part in a trial.
+/// The participants of a trial.
 #[derive(Clone, Copy)]
 pub(super) struct Cast<'a> {
     pub(super) rig: &'a Rig,
     pub(super) contender: &'a Contender,
     pub(super) case: &'a Case,
     pub(super) driver: Driver,
-    /// Whether the processor counts instructions.
+    /// True if the processor counts instructions.
     pub(super) counts: bool,
 }
 
-/// Runs a trial in a directory of its own. Also tells how the contender was started.
+/// Runs a trial in a directory of its own. Also returns the start parameters of the contender.
 ///
 /// # Errors
-/// When something did not start or failed on the way.
+/// If a process did not start or failed during the run.
 pub(super) async fn run(
     cast: Cast<'_>,
     timing: Timing,
@@ -227,7 +227,7 @@ impl LatencyMs {
     }
 }
 
-/// Proxies finish what starting left to do before their idle memory is read.
+/// The time for proxies to complete their start before their idle memory is read.
 const SETTLE: Duration = Duration::from_millis(300);
-/// What is measured begins and ends this much inside the load's own time at most.
+/// The maximum margin between the load and the measured period, at both ends.
 const MARGIN_MAX: Duration = Duration::from_millis(250);

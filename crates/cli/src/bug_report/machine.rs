@@ -1,10 +1,10 @@
-//! The machine that the command runs on, as far as a mesh depends on it.
+//! The machine of the command, as far as a mesh depends on it.
 
 use std::fs;
 
 use serde_json::{Value, json};
 
-/// Kernel, processors, memory and limits; what cannot be read is null.
+/// Returns kernel, processors, memory and limits; unreadable values are null.
 pub(super) fn described() -> Value {
     let system = rustix::system::uname();
     json!({

@@ -1,4 +1,4 @@
-//! What looks like a secret is taken out, whatever it came with.
+//! Redaction of secrets in diagnostics, whatever their source.
 
 use anyhow::Context as _;
 use regex::{Captures, Regex};
@@ -6,19 +6,19 @@ use serde_json::Value;
 
 /// Finds secrets.
 pub(super) struct Redaction {
-    /// What is one by its form, and then what stands behind a name.
+    /// Secrets by their form, then values that follow a secret's name.
     texts: [Regex; 2],
-    /// Names of what is one.
+    /// Names of secrets.
     name: Regex,
 }
 
 impl Redaction {
     /// # Errors
-    /// When a pattern is not one, which a test would notice.
+    /// If a pattern is invalid, which a test would detect.
     pub(super) fn new() -> anyhow::Result<Self> {
         let pattern = |text: &str| Regex::new(text).context("the pattern of secrets");
         Ok(Self {
-            // A name may stand before a form that goes on in the next line: the form goes first.
+            // The form is matched first: a name may precede a form that continues on the next line.
             texts: [
                 pattern(&format!("(?i){SECRETS}"))?,
                 pattern(&format!("(?i){}", NAMED.replace("NAMES", NAMES)))?,
@@ -27,7 +27,7 @@ impl Redaction {
         })
     }
 
-    /// The text without them; what is JSON stays it.
+    /// Returns the text without secrets; JSON stays valid.
     pub(super) fn of(&self, text: &str) -> String {
         let json = serde_json::from_str::<Value>(text).ok().filter(|it| !it.is_number());
         let Some(mut json) = json else { return self.of_text(text) };
@@ -65,7 +65,7 @@ impl Redaction {
     }
 }
 
-/// Takes the texts and numbers out of what is a secret as a whole.
+/// Redacts all strings and numbers of a secret value.
 fn hide(value: &mut Value) {
     match value {
         Value::String(_) | Value::Number(_) => *value = REDACTED.into(),
@@ -77,19 +77,18 @@ fn hide(value: &mut Value) {
 
 const REDACTED: &str = "[redacted]";
 
-/// How the names of what is a secret end. `tokens` are often those of a bucket, and no secret.
+/// Suffixes of secrets' names. `tokens` usually counts tokens of a bucket and is not a secret.
 const NAMES: &str = "passwd|password|passphrase|secret|token|authorization|cookie|credential|api[-_]?key|private[-_]?key";
 
-/// Values in a text behind such a name: those of headers to the end of the line or the quotes, and
-/// one word behind the others.
+/// Values after such a name: for headers to the end of the line or the closing quote, for other names one word.
 const NAMED: &str = concat!(
     r#"(?P<header>\b(?:[\w-]*-)?(?:authorization|cookie):[ \t]*)[^"'\r\n]+"#,
     r#"|(?P<quoted>\b[\w-]*(?:NAMES)["']?[ \t]*[=:][ \t]*["'])[^"'\r\n]+"#,
     r#"|(?P<word>\b[\w-]*(?:NAMES)[ \t]*[=:][ \t]*)[^\s"'&,;)]+"#,
 );
 
-/// Join tokens, signed tokens (RFC 7519), credentials of HTTP (RFC 9110 section 11.4), private keys in
-/// PEM (RFC 7468), and what lets in to the page; names are kept.
+/// Join tokens, signed tokens (RFC 7519), HTTP credentials (RFC 9110 section 11.4), PEM private keys (RFC
+/// 7468), and the access token of the web UI; names are kept.
 const SECRETS: &str = concat!(
     r"leno-join-[0-9a-f]+",
     r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",

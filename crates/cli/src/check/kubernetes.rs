@@ -1,4 +1,4 @@
-//! `leno check --kubernetes`: whether a cluster can have a mesh, or has one that is well.
+//! `leno check --kubernetes`: cluster prerequisites, or the health of the installed mesh.
 
 use std::process::ExitCode;
 
@@ -10,14 +10,14 @@ use super::CheckFormat;
 use crate::cluster::{self, FoundArgs};
 use crate::output;
 
-/// Looks, and tells.
+/// Runs the checks and prints the findings.
 pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode> {
     let mut examined = Vec::new();
     let mut printed = Ok(());
     cluster::run(async {
         let client = here.client_without_retries().await?;
         let report = |it: Examined| {
-            // Each line at once: a step may take long.
+            // Prints each line immediately: a step may take long.
             if matches!(format, CheckFormat::Text) && printed.is_ok() {
                 printed = output::print_text(&to_text(std::slice::from_ref(&it)));
             }

@@ -1,17 +1,17 @@
-//! The node's list of network plugins (CNI specification 1.1, section 1), with ours in it or not.
+//! The node's CNI configuration list (CNI specification 1.1, section 1), with or without our plugin.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-/// What our plugin's type, hence its program, is called.
+/// The type of our plugin, which is also its program name.
 pub(super) const PLUGIN: &str = "leno-cni";
 
-/// The list that the container runtime uses: the first one by name.
+/// Finds the list that the container runtime uses: the first by name.
 ///
 /// # Errors
-/// When there is none yet, or it is no list.
+/// If there is none yet, or it is not a list.
 pub(super) fn find(directory: &Path) -> anyhow::Result<PathBuf> {
     let entries = std::fs::read_dir(directory);
     let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
@@ -32,10 +32,10 @@ pub(super) fn find(directory: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Every list: which one is in use may have changed since ours was put in.
+/// Returns every list: the active one may have changed since our plugin was added.
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// If the directory cannot be read.
 pub(super) fn all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(directory);
     let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
@@ -44,10 +44,10 @@ pub(super) fn all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files.filter(is_list).collect())
 }
 
-/// The list with our plugin last, as `plugin` says; `None` when it is so already.
+/// Returns the list with our plugin last, configured as `plugin`; `None` if it already is.
 ///
 /// # Errors
-/// When the text is no list of plugins.
+/// If the text is not a list of plugins.
 pub(super) fn with(text: &str, plugin: &Value) -> anyhow::Result<Option<String>> {
     let mut list = parse(text)?;
     let plugins = plugins(&mut list)?;
@@ -60,10 +60,10 @@ pub(super) fn with(text: &str, plugin: &Value) -> anyhow::Result<Option<String>>
     Ok(Some(format!("{list:#}\n")))
 }
 
-/// The list without our plugin; `None` when it is not there.
+/// Returns the list without our plugin; `None` if it is absent.
 ///
 /// # Errors
-/// When the text is no list of plugins.
+/// If the text is not a list of plugins.
 pub(super) fn without(text: &str) -> anyhow::Result<Option<String>> {
     let mut list = parse(text)?;
     let plugins = plugins(&mut list)?;
@@ -72,7 +72,7 @@ pub(super) fn without(text: &str) -> anyhow::Result<Option<String>> {
     Ok((plugins.len() < before).then(|| format!("{list:#}\n")))
 }
 
-/// Our entry in the list.
+/// Returns our entry of the list.
 pub(super) fn entry(socket: &Path, pass: &[String]) -> Value {
     json!({"type": PLUGIN, "socket": socket, "pass": pass})
 }
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(list["plugins"][0]["mtu"], 1500);
         assert_eq!(list["plugins"][1], ours);
         assert_eq!(with(&with_it, &ours).unwrap(), None);
-        // Another socket, or another plugin after ours: it is put right.
+        // A different socket, or a plugin after ours, is corrected.
         let moved = entry(Path::new("/run/other.sock"), &[]);
         let list: Value = serde_json::from_str(&with(&with_it, &moved).unwrap().unwrap()).unwrap();
         assert_eq!(list["plugins"].as_array().map(Vec::len), Some(2));

@@ -1,4 +1,4 @@
-//! `leno cni node`: puts the plugin into a node's network, keeps it there, and answers it.
+//! `leno cni node`: the node agent that installs the CNI plugin and serves its requests.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,19 +25,19 @@ use crate::stop;
 /// Arguments of `leno cni node`.
 #[derive(Debug, Args)]
 pub(crate) struct NodeArgs {
-    /// Where the node's network plugins are
+    /// Directory of the node's CNI plugins
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     bin_dir: PathBuf,
-    /// Where the node's network is configured
+    /// Directory of the node's CNI configuration
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     conf_dir: PathBuf,
-    /// Where the plugin finds us: the same path on the node and here
+    /// Unix socket for the plugin; the same path on the node and in this container
     #[arg(long, value_name = "FILE", default_value = "/run/leno/cni.sock")]
     socket: PathBuf,
-    /// Namespaces whose pods start without our being asked
+    /// Namespaces in which pods start without a request to this agent
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', default_value = "kube-system")]
     pass: Vec<String>,
-    /// The DaemonSet that we are of: once it is gone, the plugin is taken out
+    /// DaemonSet of this agent; once it is deleted, the agent uninstalls the plugin
     #[arg(long, value_name = "NAMESPACE/NAME")]
     daemon_set: Option<String>,
 }
@@ -55,7 +55,7 @@ impl NodeArgs {
     async fn serve(self) -> anyhow::Result<()> {
         let stop = stop::signals()?;
         let node = Arc::new(Node::connect().await?);
-        // Before the plugin is there, so that there is somebody to ask.
+        // The agent listens before the plugin is installed.
         let listener = self.listen()?;
         self.copy_program()?;
         tokio::select! {
@@ -78,17 +78,17 @@ impl NodeArgs {
         if let Some(parent) = self.socket.parent().filter(|it| !it.as_os_str().is_empty()) {
             create_private_directory(parent)?;
         }
-        // Of an agent that was here before.
+        // Left by a previous agent.
         std::fs::remove_file(&self.socket).ok();
         let listener = SocketPath::of(&self.socket)
             .and_then(|short| UnixListener::bind(short.path()))
             .with_context(|| format!("cannot listen at {}", self.socket.display()))?;
-        // Container runtimes call plugins as root.
+        // Container runtimes run plugins as root.
         std::fs::set_permissions(&self.socket, Permissions::from_mode(0o600))?;
         Ok(listener)
     }
 
-    /// This program, beside the node's other plugins; whole or not at all.
+    /// Installs this program next to the node's other plugins, atomically.
     fn copy_program(&self) -> anyhow::Result<()> {
         let copied = || -> std::io::Result<()> {
             let new = tempfile::NamedTempFile::new_in(&self.bin_dir)?;
@@ -100,7 +100,7 @@ impl NodeArgs {
         copied().with_context(|| format!("cannot copy the plugin to {}", self.bin_dir.display()))
     }
 
-    /// Networks come and change after us: what installs them writes the list anew.
+    /// Network plugins may be installed or updated later, and rewrite the list.
     async fn keep(&self) {
         let mut ticks = interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -132,11 +132,11 @@ impl NodeArgs {
         Ok(Some(file))
     }
 
-    /// The list first: a list that names a program which is gone keeps every pod from starting.
+    /// The list first: a list that names a missing program prevents all pods from starting.
     fn take_out(&self) -> anyhow::Result<()> {
         for file in conflist::all(&self.conf_dir)? {
             let text = std::fs::read_to_string(&file)?;
-            // What is no list is of somebody else.
+            // Other files belong to other programs.
             if let Ok(Some(text)) = conflist::without(&text) {
                 replace(&file, &text)?;
             }
@@ -146,7 +146,7 @@ impl NodeArgs {
         Ok(())
     }
 
-    /// Whether nobody is going to take our place.
+    /// True if no successor takes over.
     async fn is_over(&self, node: &Node) -> bool {
         let daemon_set = self.daemon_set.as_deref().and_then(|name| name.split_once('/'));
         let Some((namespace, name)) = daemon_set else {
@@ -157,7 +157,7 @@ impl NodeArgs {
     }
 }
 
-/// Replaces a file, whole or not at all, with the permissions it had.
+/// Replaces a file atomically, keeping its permissions.
 fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     let replaced = || -> std::io::Result<()> {
         let directory = file.parent().unwrap_or(Path::new("."));
@@ -170,7 +170,7 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     replaced().with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Answers plugins until dropped.
+/// Serves plugin requests until dropped.
 async fn answer_all(listener: UnixListener, node: Arc<Node>) {
     let mut answers = JoinSet::new();
     let mut listener = Listener::new("CNI plugin", listener);
@@ -210,11 +210,11 @@ async fn answer_one(stream: UnixStream, node: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Often enough that a node that starts is not kept waiting.
+/// Short enough not to delay a starting node.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Pods that start at once on a node are fewer.
+/// More than the pods that start concurrently on a node.
 const QUESTIONS_MAX: usize = 64;
-/// Less than the plugin waits.
+/// Less than the plugin's timeout.
 const PATIENCE: Duration = Duration::from_secs(12);
-/// For the one question that is left when we end.
+/// For the one request that remains at shutdown.
 const GOODBYE: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! The plugin: what a container runtime calls for each pod (CNI specification 1.1, section 2).
+//! The CNI plugin, which the container runtime runs for each pod (CNI specification 1.1, section 2).
 
 use std::collections::BTreeMap;
 use std::env;
@@ -21,14 +21,14 @@ use super::question::{Answer, LINE_BYTES_MAX, Question};
 use crate::intercept::InterceptArgs;
 use crate::output;
 
-/// Whether a container runtime called us.
+/// True if a container runtime runs this process as a plugin.
 pub(crate) fn is_called() -> bool {
     let name = env::args_os().next();
     let name = name.as_deref().map(Path::new).and_then(Path::file_name);
     name.is_some_and(|name| name == PLUGIN) && env::var_os("CNI_COMMAND").is_some()
 }
 
-/// Does what the runtime asks for, and says so as it expects it.
+/// Executes the CNI command, and reports the result in CNI format.
 pub(crate) fn run_as_plugin() -> ExitCode {
     let call = Call::parse();
     let mut input = String::new();
@@ -48,7 +48,7 @@ pub(crate) fn run_as_plugin() -> ExitCode {
     }
 }
 
-/// What the runtime tells in the environment.
+/// The parameters from the environment.
 #[derive(Debug, Parser)]
 struct Call {
     #[arg(env = "CNI_COMMAND")]
@@ -88,7 +88,7 @@ impl Call {
                 }
                 Ok(result.to_string())
             }
-            // The kernel forgets the rules with the network namespace.
+            // The kernel removes the rules with the network namespace.
             "DEL" | "CHECK" | "GC" | "STATUS" => Ok(String::new()),
             other => bail!("CNI_COMMAND `{other}` is unknown"),
         }
@@ -96,7 +96,7 @@ impl Call {
 
     fn add(&self, configuration: &Configuration) -> anyhow::Result<()> {
         let Some(question) = question(&self.arguments) else {
-            // A container that is no pod.
+            // The container is not a pod.
             return Ok(());
         };
         if configuration.pass.contains(&question.namespace) {
@@ -117,7 +117,7 @@ impl Call {
     }
 }
 
-/// The pod that `CNI_ARGS` tells of (`KEY=VALUE;…`).
+/// Parses the pod from `CNI_ARGS` (`KEY=VALUE;…`).
 fn question(arguments: &str) -> Option<Question> {
     let pairs = arguments.split(';').filter_map(|pair| pair.split_once('='));
     let arguments: BTreeMap<&str, &str> = pairs.collect();
@@ -150,14 +150,14 @@ fn ask(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     })
 }
 
-/// What the plugin is written for; the rest of them differ in what it passes on unread.
+/// The CNI version of this plugin; the other versions differ only in parts that it passes on unread.
 const NEWEST: &str = "1.1.0";
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// Codes from 100 on are a plugin's own.
+/// Codes from 100 on are plugin-specific.
 const FAILED: u32 = 100;
 /// Configurations are a page or two.
 const INPUT_BYTES_MAX: u64 = 1 << 20;
-/// The kubelet tries again; the agent asks the API server meanwhile.
+/// The kubelet retries; meanwhile the agent queries the API server.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 #[cfg(test)]

@@ -1,27 +1,27 @@
-//! What the plugin asks the agent of its node, over a socket: one line of JSON each way.
+//! The protocol between the plugin and its node agent: one line of JSON in each direction.
 
 use serde::{Deserialize, Serialize};
 
-/// About a pod that is being started.
+/// A request about a starting pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Question {
     pub(super) namespace: String,
     pub(super) pod: String,
-    /// Its UID, where the container runtime tells it: another pod of the same name is another one.
+    /// The UID, if the container runtime reports it: another pod may have the same name.
     pub(super) uid: Option<String>,
 }
 
-/// What to do with it.
+/// The agent's decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// Its connections are left as they are.
+    /// The pod's connections are not redirected.
     Leave,
-    /// They are led to its sidecar, with these options of `leno intercept`.
+    /// The pod's connections are redirected to its sidecar, with these options of `leno intercept`.
     Intercept(Vec<String>),
-    /// The agent does not know, and the pod must not start.
+    /// The agent cannot decide, and the pod must not start.
     Refused(String),
 }
 
-/// The longest line of either.
+/// The maximum length of a line in either direction.
 pub(super) const LINE_BYTES_MAX: u64 = 64 * 1024;

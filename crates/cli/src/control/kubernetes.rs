@@ -1,4 +1,4 @@
-//! A control plane in a cluster: facts, identities, its own authority and its peers of the API server.
+//! Control plane in a Kubernetes cluster: facts, identities, authority and peers from the API server.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -38,46 +38,47 @@ use crate::everywhere::listening;
 /// Arguments of a control plane in a cluster.
 #[derive(Debug, Args)]
 pub(super) struct ClusterArgs {
-    /// Read what the API server tells in place of files, and keep the authority in a Secret; within
-    /// a pod, or where KUBECONFIG says
+    /// Read resources from the API server instead of files, and keep the authority in a Secret; inside a pod,
+    /// or with KUBECONFIG
     #[arg(long, conflicts_with_all = ["file", "peers", "shared", "issuer"], requires = "pod_ip")]
     pub(super) kubernetes: bool,
-    /// Where it answers the API server's webhooks
+    /// Address for the API server's webhook requests
     #[arg(long, value_name = "ADDRESS", requires = "kubernetes", value_parser = listening)]
     webhook: Option<SocketAddr>,
-    /// Serve the webhook only to clients with a certificate of an authority in this file (PEM), which is read again
-    /// when it changes; the API server gets its certificate by an AdmissionConfiguration (docs/kubernetes.md)
+    /// CA certificates (PEM) used to verify webhook clients, reloaded on change; other clients are rejected. The API
+    /// server gets its client certificate from an AdmissionConfiguration (docs/kubernetes.md)
     #[arg(long, value_name = "FILE", requires = "webhook")]
     webhook_client_ca: Option<PathBuf>,
-    /// The trust domain of the mesh, while no MeshConfig says it
+    /// Trust domain of the mesh until a MeshConfig sets it
     #[arg(long, env = "LENO_TRUST_DOMAIN", value_name = "NAME", value_parser = TrustDomain::new, hide = true)]
     trust_domain: Option<TrustDomain>,
-    /// The image of the sidecars that pods get
+    /// Image of injected sidecars
     #[arg(long, env = "LENO_IMAGE", hide = true)]
     image: Option<String>,
-    /// Pods need no init container: the network plugin of their node leads connections to sidecars
+    /// Omit the init container from pods: the CNI plugin of their node redirects connections
     #[arg(long, requires = "webhook")]
     cni: bool,
-    /// Serve gateways of the Gateway API too: watch their kinds and what they refer to, Secrets
-    /// included, and make Deployments and Services for them
+    /// Serve Gateway API gateways: watch their resources and references, Secrets included, and create
+    /// Deployments and Services for them
     #[arg(long, requires = "kubernetes")]
     gateways: bool,
-    /// Namespaces in which it may write Secrets: those that AccessCerts, and the certificate of an ingress gateway
-    /// in the settings of OSM and FSM, are made for
+    /// Namespaces in which the control plane may write Secrets, for AccessCerts and for the ingress gateway
+    /// certificate in OSM and FSM settings
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
     access_certs: Vec<Name>,
-    /// Namespaces with objects about the whole mesh, in addition to its own: osm-mesh-config and fsm-mesh-config, until a
-    /// MeshConfig of leno.dev says more than the trust domain; TagRoutes for all services; Egress objects for
+    /// Namespaces for mesh-wide objects, in addition to its own: osm-mesh-config and fsm-mesh-config, until a
+    /// leno.dev MeshConfig sets more than the trust domain; TagRoutes for all services; Egress objects for
     /// accounts of other namespaces
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
     settings_namespaces: Vec<Name>,
-    /// Clients that get /metrics of sidecars with the annotation leno.dev/metrics: enabled, and of gateways: `any`, or
-    /// addresses and ranges with commas between them [default: any at such sidecars, none at gateways]
+    /// Clients allowed to read /metrics of gateways and of sidecars with the annotation leno.dev/metrics:
+    /// enabled: `any`, or a comma-separated list of addresses and ranges [default: any for such sidecars, none
+    /// for gateways]
     #[arg(long, value_name = "LIST", requires = "kubernetes")]
     metrics_from: Option<ClientRanges>,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: NamespaceName,
-    /// Without a name it writes no statuses
+    /// Name of this pod; without it no statuses are written
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,
     #[arg(long, env = "POD_IP", hide = true)]
@@ -85,7 +86,7 @@ pub(super) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// The pod that this is, if that is known.
+    /// Returns the pod of this process, if known.
     pub(super) fn pod(&self) -> Option<WorkloadName> {
         WorkloadName::new(&self.pod_namespace, self.pod_name.as_ref()?).ok()
     }
@@ -95,31 +96,32 @@ impl ClusterArgs {
         self.webhook.map(|address| ListenOptions { address, client_ca })
     }
 
-    /// Where it may write Secrets; what is wished for in its own namespace is refused, also where that is listed.
+    /// Returns the namespaces in which it may write Secrets; a Secret in its own namespace is rejected, even if
+    /// that is listed.
     fn grants(&self) -> Grants {
         let namespaces = self.access_certs.iter().cloned().collect();
         Grants { namespaces, own: Name::new(&self.pod_namespace).ok() }
     }
 
-    /// The namespaces with objects about the whole mesh.
+    /// Returns the namespaces for mesh-wide objects.
     fn settings_namespaces(&self) -> BTreeSet<Name> {
         let own = Name::new(&self.pod_namespace).ok();
         self.settings_namespaces.iter().cloned().chain(own).collect()
     }
 }
 
-/// What runs beside a control plane in a cluster.
+/// The tasks alongside a control plane in a cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
     tasks: JoinSet<&'static str>,
     stop: watch::Sender<bool>,
-    /// The tasks that end by themselves after `stop`, and have to.
+    /// The tasks that must complete by themselves after `stop`.
     ending: Vec<&'static str>,
 }
 
 impl Cluster {
-    /// Ends it: releases the lease at once, while the webhook answers on for the moment in which API servers still
-    /// call it.
+    /// Shuts down: releases the Kubernetes lease at once, while the webhook keeps serving briefly, since API
+    /// servers still call it.
     pub(super) async fn shutdown(mut self) {
         self.stop.send_replace(true);
         while !self.ending.is_empty()
@@ -138,7 +140,7 @@ const LEASE: &str = "the keeper of the lease";
 /// Starts a control plane that follows the API server.
 ///
 /// # Errors
-/// When there is no API server, or it does not give what the control plane needs.
+/// If there is no API server, or it does not return the required resources.
 pub(super) async fn start(
     args: &ClusterArgs,
     mut config: Config,
@@ -175,11 +177,11 @@ pub(super) async fn start(
     let Some(first) = first else { bail!("the API server tells nothing") };
     let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
     if !in_doubt.is_empty() {
-        // No authority is to be made of a trust domain that nobody wants.
+        // No authority is created for a trust domain that may be wrong.
         told(Err(StartError::MeshConfig(in_doubt)))?;
     }
 
-    // The authority is one of the trust domain that the MeshConfig wants.
+    // The authority is one of the trust domain in the MeshConfig.
     let dir = config.data.join("authority");
     let mut authority =
         SharedAuthority::new(client.clone(), &namespace, &dir, trust_domain_of(&first));
@@ -219,7 +221,7 @@ pub(super) async fn start(
     Ok((control, Cluster { tasks, stop, ending: ending(args) }))
 }
 
-/// The tasks that have to end by themselves.
+/// Returns the tasks that must complete by themselves.
 fn ending(args: &ClusterArgs) -> Vec<&'static str> {
     let lease = args.pod_name.is_some().then_some(LEASE);
     let webhook = args.webhook.is_some().then_some(WEBHOOK);
@@ -275,10 +277,10 @@ fn write_facts(
     }
 }
 
-/// What sidecars are given.
+/// Returns the settings for injected sidecars.
 ///
 /// # Errors
-/// When their image is not known, or the API server does not tell its version.
+/// If their image is unknown, or the API server does not report its version.
 async fn settings(
     client: &Client,
     args: &ClusterArgs,
@@ -301,7 +303,7 @@ fn options(args: &ClusterArgs) -> Options {
     Options { gateways: args.gateways, ..Options::default() }
 }
 
-/// Says which kinds are waited for, until their source has ended.
+/// Reports the kinds that are still loading, until their source has ended.
 async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<&Health>) {
     loop {
         if let Some(health) = health {
@@ -313,7 +315,7 @@ async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<
     }
 }
 
-/// What has to run for gateways, and whether this control plane sees to it.
+/// The desired gateway resources, and the leadership of this control plane.
 struct Gateways {
     wishes: watch::Receiver<Arc<Vec<Wish>>>,
     leading: watch::Receiver<bool>,
@@ -325,8 +327,8 @@ struct Choices {
     floor: watch::Receiver<Floor>,
 }
 
-/// Gives pods their sidecars and gateways their pods, with the roots that the authority has then, and
-/// without what another mesh leaves out.
+/// Injects sidecars into pods and creates gateway pods, with the current roots of the authority and the traffic
+/// exclusions from the settings of another mesh.
 async fn equip(
     client: Client,
     mut settings: Settings,
@@ -377,7 +379,7 @@ async fn equip(
     }
 }
 
-/// Waits until something has ended that runs beside a control plane; for ever when there is nothing.
+/// Waits until a task alongside the control plane has ended; never returns if there is none.
 pub(super) async fn ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
     let Some(cluster) = cluster else { return std::future::pending().await };
     match cluster.tasks.join_next().await {
@@ -394,7 +396,7 @@ async fn named(name: &'static str, work: impl Future<Output = ()>) -> &'static s
     name
 }
 
-/// The first facts, which were looked at, and then all others.
+/// Forwards the first facts, which were already checked, and then all others.
 async fn forward(first: Update, mut updates: mpsc::Receiver<Update>, again: mpsc::Sender<Update>) {
     let mut next = Some(first);
     while let Some(update) = next {
@@ -405,7 +407,7 @@ async fn forward(first: Update, mut updates: mpsc::Receiver<Update>, again: mpsc
     }
 }
 
-/// Asks the API server whose tokens are.
+/// Reviews tokens with the API server.
 #[derive(Debug)]
 struct ByTokenReview(TokenReviewer);
 

@@ -1,7 +1,7 @@
-//! Bookinfo: five small real HTTP services that know nothing of the mesh around them.
+//! Bookinfo: five small HTTP services without knowledge of the mesh.
 //!
-//! Each runs as a process of its own and reaches the others as any unmodified application would:
-//! through the HTTP proxy named in `http_proxy`, or, in a pod, by their names.
+//! Each runs in a process of its own and calls the others like any unmodified application: through the HTTP
+//! proxy in `http_proxy`, or, in a pod, by their names.
 
 mod answer;
 mod catalogue;
@@ -29,34 +29,34 @@ use upstream::{HttpProxy, Upstream};
 
 use crate::stop;
 
-/// Which of the services a process is.
+/// The services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ServiceKind {
-    /// The page that shows a book; calls details and reviews.
+    /// The page of a book; calls details and reviews.
     Productpage,
     /// Facts about a book.
     Details,
-    /// What readers wrote; versions 2 and 3 call ratings.
+    /// Reviews of a book; versions 2 and 3 call ratings.
     Reviews,
-    /// How many stars readers gave.
+    /// Star ratings of a book.
     Ratings,
     /// A gateway in front of ratings.
     Gateway,
 }
 
-/// How a service is started.
+/// The options of a service.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServiceOptions {
-    /// The port to listen on
+    /// Port to listen on
     #[arg(long)]
     pub(crate) port: u16,
-    /// The address to listen on
+    /// Address to listen on
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub(crate) address: IpAddr,
-    /// Which reviews to be: v1 shows no stars, v2 black ones, v3 red ones
+    /// Version of reviews: v1 without stars, v2 with black stars, v3 with red stars
     #[arg(long, value_enum, default_value_t = ReviewsVersion::V1)]
     pub(crate) version: ReviewsVersion,
-    /// The HTTP proxy through which other services are reached; without one, by their names, at port 9080
+    /// HTTP proxy for calls to other services [default: direct calls by name, port 9080]
     #[arg(long, env = "http_proxy", hide_env_values = true)]
     pub(crate) http_proxy: Option<HttpProxy>,
 }
@@ -65,7 +65,7 @@ pub(crate) struct ServiceOptions {
 #[derive(Debug, Clone, Args)]
 #[command(disable_version_flag = true)]
 pub(crate) struct DemoServiceArgs {
-    /// The service to be
+    /// Service to run
     #[arg(value_enum)]
     pub(crate) kind: ServiceKind,
     #[command(flatten)]
@@ -83,8 +83,8 @@ impl DemoServiceArgs {
     }
 }
 
-/// Serves until SIGTERM or SIGINT, then finishes what is under way, within a bound.
-/// Must run inside a [`LocalSet`].
+/// Serves until SIGTERM or SIGINT, then finishes requests in progress, within a timeout. Must run inside a
+/// [`LocalSet`].
 pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow::Result<()> {
     let application = application(kind, &options);
     let address = SocketAddr::new(options.address, options.port);

@@ -1,5 +1,4 @@
-//! What the demo sees of each sidecar: its counts, its connections, its cost, and how it takes
-//! plaintext.
+//! Observations of each sidecar in the demo: counters, connections, cost, and its reaction to plaintext.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,24 +13,24 @@ use tokio::time::timeout;
 use crate::ask;
 use crate::up::Standing;
 
-/// What was seen of one workload's sidecar at one moment.
+/// A snapshot of one workload's sidecar.
 #[derive(Debug, Clone)]
 pub(super) struct Observation {
-    /// The workload's own name, without the namespace.
+    /// The workload's name without the namespace.
     pub(super) workload: String,
-    /// Whether it has an application that serves.
+    /// True if the workload has an application that serves.
     pub(super) serves: bool,
-    /// What its requests were, by series.
+    /// Request counters by series.
     pub(super) series: Vec<Series>,
-    /// The connections that were open.
+    /// Open connections.
     pub(super) connections: Vec<Connection>,
-    /// What its process had taken; absent when the system does not tell.
+    /// The resource usage of its process; absent if the system does not report it.
     pub(super) usage: Option<Usage>,
-    /// Its doors for other sidecars.
+    /// Its listeners for other sidecars.
     pub(super) inbound: Vec<SocketAddr>,
 }
 
-/// Requests that share their labels, as the admin page tells of them.
+/// Requests with the same labels, as the admin page lists them.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Series {
     pub(super) direction: String,
@@ -43,7 +42,7 @@ pub(super) struct Series {
     pub(super) p99_ms: f64,
 }
 
-/// A connection, as the admin page tells of it.
+/// A connection, as the admin page lists it.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Connection {
     pub(super) direction: String,
@@ -61,21 +60,21 @@ struct Connections {
 }
 
 impl Observation {
-    /// The series of requests that came from other sidecars.
+    /// Returns the series of requests from other sidecars.
     pub(super) fn inbound_series(&self) -> impl Iterator<Item = &Series> {
         self.series.iter().filter(|series| series.direction == "inbound")
     }
 
-    /// All requests that went through, either way.
+    /// Returns the number of requests in both directions.
     pub(super) fn requests(&self) -> u64 {
         self.series.iter().map(|series| series.requests).sum()
     }
 }
 
-/// Looks at every sidecar.
+/// Observes every sidecar.
 ///
 /// # Errors
-/// When one of them does not answer.
+/// If one of them does not answer.
 pub(super) async fn observe(fleet: &[Standing]) -> anyhow::Result<Vec<Observation>> {
     let mut all = Vec::new();
     for member in fleet {
@@ -103,7 +102,7 @@ async fn page<T: serde::de::DeserializeOwned>(admin: SocketAddr, path: &str) -> 
     serde_json::from_slice(&answer).with_context(|| format!("reading http://{admin}{path}"))
 }
 
-/// Speaks plain HTTP to a door that expects mutual TLS; whether it was refused.
+/// Sends plain HTTP to a listener that requires mutual TLS; true if it was rejected.
 pub(super) async fn refuses_plaintext(door: SocketAddr) -> bool {
     let spoken = async {
         let mut stream = TcpStream::connect(door).await?;
@@ -113,16 +112,16 @@ pub(super) async fn refuses_plaintext(door: SocketAddr) -> bool {
         Ok::<_, std::io::Error>(answer)
     };
     match timeout(REFUSAL_PATIENCE, spoken).await {
-        // A TLS alert is an answer, but none that a client without TLS can use.
+        // A TLS alert is an answer, but not a response for a client without TLS.
         Ok(Ok(answer)) => !answer.starts_with(b"HTTP/"),
         Ok(Err(_)) => true,
         Err(_) => false,
     }
 }
 
-/// What is asked without TLS.
+/// The request without TLS.
 const PLAIN_REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: demo\r\nconnection: close\r\n\r\n";
-/// More than an alert, enough to recognise a response.
+/// More than an alert, enough to recognize a response.
 const ANSWER_BYTES_MAX: u64 = 1024;
-/// A sidecar refuses at once.
+/// A sidecar rejects at once.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! The demo's verdict: a table for people, one JSON object for machines.
+//! Report of the demo: tables for people, one JSON object for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,84 +7,84 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Serialize, Serializer};
 
-/// All that a run of the demo found out.
+/// The results of a demo run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct DemoReport {
-    /// How long traffic was measured.
+    /// The duration of the measurement.
     #[serde(rename = "duration_s", serialize_with = "seconds")]
     pub(crate) duration: Duration,
-    /// Whether all traffic between sidecars was seen to be mutual TLS.
+    /// True if all observed traffic between sidecars used mutual TLS.
     pub(crate) mtls: bool,
-    /// What the client without permission was answered; absent when it got no answer.
+    /// The status for the client without permission; absent if it got no response.
     pub(crate) denied_status: Option<u16>,
-    /// How a split service's requests went, by backend.
+    /// Requests of a split service, by backend.
     pub(crate) split: BTreeMap<String, SplitShare>,
-    /// What each service did.
+    /// Results per service.
     pub(crate) services: Vec<ServiceReport>,
-    /// What the demo promises, and whether it held.
+    /// The checks of the demo, with their results.
     pub(crate) checks: Vec<Check>,
 }
 
-/// What went to one backend of a split.
+/// Requests to one backend of a split.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct SplitShare {
-    /// Requests it took.
+    /// The number of requests.
     pub(crate) requests: u64,
-    /// Its share of them, 0 to 1.
+    /// Its share of all requests, 0 to 1.
     pub(crate) share: f64,
-    /// The share that the route gives it.
+    /// The configured share.
     pub(crate) expected: f64,
 }
 
-/// What one service did, and what its sidecar cost. Absent figures could not be measured.
+/// Requests of one service and the cost of its sidecars. Figures that could not be measured are absent.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ServiceReport {
-    /// Its name.
+    /// The name.
     pub(crate) name: String,
-    /// Requests that were answered or failed.
+    /// Completed requests, including failures.
     pub(crate) requests: u64,
-    /// The part of them that succeeded, 0 to 1; absent without requests.
+    /// The share of successful requests, 0 to 1; absent without requests.
     pub(crate) success_rate: Option<f64>,
-    /// Half of the requests took no longer.
+    /// The median latency.
     #[serde(rename = "p50_ms", serialize_with = "milliseconds")]
     pub(crate) p50: Option<Duration>,
-    /// Nine tenths of the requests took no longer.
+    /// The 90th percentile latency.
     #[serde(rename = "p90_ms", serialize_with = "milliseconds")]
     pub(crate) p90: Option<Duration>,
-    /// All but one in a hundred took no longer.
+    /// The 99th percentile latency.
     #[serde(rename = "p99_ms", serialize_with = "milliseconds")]
     pub(crate) p99: Option<Duration>,
-    /// Processor time of its sidecars, divided by the requests through them, in microseconds.
+    /// CPU time of its sidecars per request through them, in microseconds.
     pub(crate) sidecar_cpu_us_per_request: Option<f64>,
-    /// Memory that would be free if its sidecars were gone, in KiB.
+    /// Private memory of its sidecars, in KiB.
     pub(crate) sidecar_private_kib: Option<u64>,
-    /// The same with a fair part of what is shared, in KiB.
+    /// Proportional set size of its sidecars, in KiB.
     pub(crate) sidecar_pss_kib: Option<u64>,
 }
 
-/// One promise of the demo.
+/// One check of the demo.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
-    /// What was promised.
+    /// The expectation.
     pub(crate) name: String,
-    /// Whether it held.
+    /// True if it held.
     pub(crate) ok: bool,
-    /// What was seen.
+    /// The observation.
     pub(crate) detail: String,
 }
 
 impl DemoReport {
-    /// Whether every promise held; a report that checked nothing proves nothing.
+    /// True if all checks passed; a report without checks fails.
     pub(crate) fn held(&self) -> bool {
         !self.checks.is_empty() && self.checks.iter().all(|check| check.ok)
     }
 
-    /// The whole report as one JSON object.
+    /// Formats the report as one JSON object.
     pub(crate) fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self)
     }
 
-    /// The whole report for a terminal.
+    /// Formats the report for a terminal.
     pub(crate) fn to_text(&self) -> String {
         let mut text = services_table(&self.services).to_string();
         text.push('\n');
@@ -146,7 +146,7 @@ fn split_table(split: &BTreeMap<String, SplitShare>) -> Table {
     table
 }
 
-/// A table whose first column is text and whose others are figures.
+/// Creates a table with text in the first column and figures in the others.
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
@@ -160,7 +160,7 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "–".to_owned())
 }
 
-/// Rounded down, so that 100 % means all of them.
+/// Rounds down, so that 100 % means all requests.
 fn percent(part: f64) -> String {
     format!("{:.2} %", (part * 10_000.0).floor() / 100.0)
 }
@@ -177,7 +177,7 @@ fn milliseconds<S: Serializer>(
     duration: &Option<Duration>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    // Whole microseconds: what the histograms resolve, and no digits that mean nothing.
+    // Whole microseconds, the resolution of the histograms.
     duration.map(|duration| (duration.as_secs_f64() * 1e6).round() / 1e3).serialize(serializer)
 }
 

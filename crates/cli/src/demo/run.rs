@@ -1,4 +1,4 @@
-//! Runs the demo: starts bookinfo in a mesh of its own, drives it, measures, judges.
+//! Demo execution: starts bookinfo in its own mesh, generates load, measures and evaluates.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -28,28 +28,28 @@ use crate::{install, limits, log, output, stop};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DemoArgs {
-    /// How long traffic is measured
+    /// Duration of the measurement
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_positive)]
     duration: Duration,
     /// Keep everything running afterwards, until Ctrl-C
     #[arg(long)]
     serve: bool,
-    /// Where the page for browsers is with --serve; with port 0 the kernel chooses
+    /// Address of the web UI with --serve; port 0: chosen by the kernel
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     page: SocketAddr,
-    /// How to print the report
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ReportFormat,
-    /// Run nothing, and print bookinfo for a Kubernetes cluster that has Leno
+    /// Print bookinfo manifests for a Kubernetes cluster with Leno, without running anything
     #[arg(long, conflicts_with_all = ["duration", "serve", "page", "output"])]
     kubernetes: bool,
-    /// The image of Leno, which has the services of bookinfo too
+    /// Leno image, which includes the bookinfo services
     #[arg(long, value_name = "IMAGE", requires = "kubernetes", default_value = install::IMAGE,
           value_parser = image)]
     image: String,
 }
 
-/// An image's name; nothing that could end a line of the manifests.
+/// Parses an image name, without characters that could end a line of the manifests.
 fn image(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"./:@_-".contains(&byte);
     if text.is_empty() || !text.bytes().all(plain) {
@@ -58,7 +58,7 @@ fn image(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// How the report is printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum ReportFormat {
     /// Tables
@@ -69,7 +69,7 @@ enum ReportFormat {
 }
 
 impl DemoArgs {
-    /// Runs the demo; succeeds only if all of it held.
+    /// Runs the demo; succeeds only if all checks pass.
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         if self.kubernetes {
             output::print(&pods::manifests(&self.image))?;
@@ -79,11 +79,11 @@ impl DemoArgs {
             access_log: AccessLogArgs::default(),
             limits: SidecarLimitArgs::default(),
             drain: DRAIN,
-            // The report is what counts: sidecars speak up only when something is wrong.
+            // The report is the primary output: sidecars log warnings only.
             log_level: Some(log_level.unwrap_or_else(LogLevel::warnings)),
             open_files: limits::raise_open_files(),
             netns: None,
-            // Standard output is the report's.
+            // Standard output is reserved for the report.
             output: Output::Error,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -133,7 +133,7 @@ impl DemoArgs {
         })
     }
 
-    /// The show, and what comes after it until `stop`.
+    /// Runs the demo and, until `stop`, the serving phase.
     async fn run_to_the_end(
         &self,
         mesh: &mut LocalMesh,
@@ -154,7 +154,7 @@ impl DemoArgs {
         Ok(report)
     }
 
-    /// Waits for the mesh, drives it, and prints what came of it.
+    /// Waits for the mesh, generates load, and prints the results.
     async fn show(
         &self,
         mesh: &mut LocalMesh,
@@ -191,7 +191,7 @@ impl DemoArgs {
         Ok(report)
     }
 
-    /// Tells people how far it is; programs read standard output only.
+    /// Prints progress for people; programs read only standard output.
     fn say(&self, text: &str) {
         log::say(text);
     }
@@ -225,9 +225,9 @@ async fn investigate(
     })
 }
 
-/// Far more than nine small processes need to start.
+/// Far more than the start of nine small processes takes.
 const START_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the demo's own requests may take at its end.
+/// The time for the demo's own requests to finish at its end.
 const DRAIN: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
@@ -237,9 +237,9 @@ Examples:
   leno demo --serve
   leno demo --kubernetes --image registry.example.org/leno:0.1.0 | kubectl apply --server-side -f -
 
-It runs bookinfo in a mesh of its own on free ports of this machine, without root: a product
-page, details, three versions of reviews behind a 90/10 split, ratings and a gateway in front of
-them, each a process with a sidecar; strict mode, with a policy for each call that is made.
+Runs bookinfo in a separate mesh on free local ports, without root: a product page, details, three
+versions of reviews with a 90/10 split, ratings, and a gateway in front of them, each a process with
+a sidecar; in strict mode, with a policy for each call.
 
-Exit codes: 0 everything it promises held; 1 something did not; 2 wrong usage.
+Exit codes: 0 all checks passed; 1 a check failed; 2 wrong usage.
 ";

@@ -1,4 +1,4 @@
-//! The demo's client: what it sends, how fast, and a line that shows how it is going.
+//! The demo's client: its requests, their rate, and a progress line.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,10 +11,10 @@ use tokio::sync::{oneshot, watch};
 use super::bookinfo::manifests::Ports;
 use crate::figures::counted;
 
-/// Drives bookinfo for `duration`, on a thread of its own, and shows how it is going.
+/// Sends requests to bookinfo for `duration`, on a thread of its own, and shows the progress.
 ///
 /// # Errors
-/// When the load cannot be driven.
+/// If the load cannot be generated.
 pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::Result<Report> {
     let plan = plan(&ports, duration);
     let total = plan.warm_up + plan.duration;
@@ -25,8 +25,7 @@ pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::
     }
 }
 
-/// Keeps a little traffic flowing, so that there is something to see; whatever becomes of it.
-/// Never ends.
+/// Keeps a low rate of requests flowing for live views, and ignores their results. Never returns.
 pub(super) async fn keep_flowing(ports: Ports) -> std::convert::Infallible {
     loop {
         let pace = Pace::Open { rate: FLOW_RATE, connections: CONNECTIONS };
@@ -39,7 +38,7 @@ pub(super) async fn keep_flowing(ports: Ports) -> std::convert::Infallible {
     }
 }
 
-/// Drives on a thread of its own.
+/// Generates load on a thread of its own.
 async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::Result<Report> {
     let (done, report) = oneshot::channel();
     std::thread::Builder::new()
@@ -50,17 +49,17 @@ async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::R
                 .build()
                 .map_err(anyhow::Error::new)
                 .and_then(|runtime| Ok(runtime.block_on(drive(plan, progress))?));
-            // Whoever waited may have been stopped.
+            // The receiver may have been dropped.
             drop(done.send(driven));
         })
         .context("the thread of the load generator cannot be started")?;
     report.await.context("the load generator failed")?
 }
 
-/// Asks for ratings as a member of the mesh that no policy allows to: status and reason.
+/// Requests ratings as a member of the mesh without permission; returns the status.
 ///
 /// # Errors
-/// When there is no answer at all.
+/// If there is no response.
 pub(super) async fn ask_as_stranger(ports: Ports) -> anyhow::Result<u16> {
     let mut target = at(ports.stranger_ratings, "stranger", "ratings", "/ratings/0");
     target.weight = 1;
@@ -105,7 +104,7 @@ fn at(door: u16, name: &str, service: &str, path: &str) -> Target {
     Target::get(name, door, &format!("{service}.bookinfo:9080"), path)
 }
 
-/// Keeps one line on a terminal up to date; never ends.
+/// Updates one line on a terminal; never returns.
 async fn show(
     mut counters: watch::Receiver<Counters>,
     total: Duration,
@@ -115,7 +114,7 @@ async fn show(
         let now = *counters.borrow_and_update();
         if terminal {
             let mut out = std::io::stderr().lock();
-            // A line that cannot be shown is no reason to stop.
+            // A failed write to the terminal does not end the run.
             drop(write!(out, "\r\x1b[K{}", line(&now, total)));
             drop(out.flush());
         }
@@ -144,13 +143,13 @@ fn line(counters: &Counters, total: Duration) -> String {
     )
 }
 
-/// Requests under way at once: enough to keep a small machine busy.
+/// Concurrent requests: enough to keep a small machine busy.
 const CONNECTIONS: usize = 8;
-/// Connections open and caches fill in this time; it is not measured.
+/// Unmeasured time for connections to open and caches to fill.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Requests a second that leave the machine in peace.
+/// A request rate per second that hardly loads the machine.
 const FLOW_RATE: u32 = 30;
-/// For how long one run of them lasts.
+/// The duration of one such run.
 const FLOW_FOR: Duration = Duration::from_secs(60);
 /// Far more than a healthy mesh takes.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! From what was seen to the report: figures for each service, and whether the promises held.
+//! Evaluation of the demo: figures per service, and the results of the checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,23 +8,23 @@ use leno_load::Report;
 use super::observe::Observation;
 use super::report::{Check, DemoReport, ServiceReport, SplitShare};
 
-/// All that the demo found out.
+/// The findings of the demo.
 #[derive(Debug)]
 pub(super) struct Findings {
     /// The sidecars before the traffic.
     pub(super) before: Vec<Observation>,
     /// The sidecars after it.
     pub(super) after: Vec<Observation>,
-    /// What the client measured.
+    /// The client's measurements.
     pub(super) load: Report,
-    /// What the client without permission was answered, or what else happened.
+    /// The status for the client without permission, or the error.
     pub(super) denied: Result<u16, String>,
-    /// The doors that answered a client without TLS.
+    /// The listeners that answered a client without TLS.
     pub(super) plaintext_accepted: Vec<String>,
 }
 
 impl Findings {
-    /// Judges.
+    /// Evaluates the findings.
     pub(super) fn report(&self) -> DemoReport {
         let services: Vec<ServiceReport> = self
             .after
@@ -77,8 +77,7 @@ impl Findings {
         Check { name: "every request was answered well".to_owned(), ok, detail }
     }
 
-    /// What was seen of encryption and identity between sidecars, or the first thing that was
-    /// not as promised.
+    /// Describes encryption and identity between sidecars, or returns the first violation.
     fn mtls(&self) -> Result<String, String> {
         let mut links = 0;
         let mut requests = 0;
@@ -135,7 +134,7 @@ fn check(name: &str, held: Result<String, String>) -> Check {
 fn service(before: Option<&Observation>, after: &Observation) -> ServiceReport {
     let requests: u64 = after.inbound_series().map(|series| series.requests).sum();
     let success: u64 = after.inbound_series().map(|series| series.success).sum();
-    // A quantile of several series together is at most the largest of theirs.
+    // The maximum quantile of several series is an upper bound of their combined quantile.
     let largest = |part: fn(&super::observe::Series) -> f64| {
         let counted = after.inbound_series().filter(|series| series.requests > 0);
         let largest = counted.map(part).reduce(f64::max)?;
@@ -159,7 +158,7 @@ fn service(before: Option<&Observation>, after: &Observation) -> ServiceReport {
     }
 }
 
-/// `reviews-v1` for the workload `reviews-v1-1`.
+/// Returns `reviews-v1` for the workload `reviews-v1-1`.
 fn name_of(workload: &str) -> String {
     let name = workload.rsplit_once('-').map_or(workload, |(name, _)| name);
     name.to_owned()
@@ -178,7 +177,7 @@ fn all_took_part(services: &[ServiceReport]) -> Check {
     }
 }
 
-/// How the requests for reviews went, leaving out those that a header sent to version 2.
+/// Returns the split of the requests for reviews, except those that a header routes to version 2.
 fn split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
     let requests = |name: &str| {
         let found = services.iter().find(|service| service.name == name);
@@ -214,9 +213,9 @@ fn split_held(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
 
 /// The weights in the manifest.
 const SPLIT: [(&str, f64); 2] = [("reviews-v1", 0.9), ("reviews-v3", 0.1)];
-/// Chance is further off in fewer than one of a million runs.
+/// Random deviations exceed this in fewer than one of a million runs.
 const DEVIATIONS_MAX: f64 = 5.0;
-/// What every identity of the demo begins with.
+/// The prefix of all identities in the demo.
 const IDENTITIES: &str = "spiffe://cluster.local/ns/bookinfo/sa/";
 
 #[cfg(test)]

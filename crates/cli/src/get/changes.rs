@@ -1,4 +1,4 @@
-//! What became of changes, as a table and as sentences.
+//! Recent configuration changes, as a table and as text.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use leno_control::status::ChangeReport;
 use crate::figures::counted;
 use crate::output::{Column, Listing};
 
-/// The newest changes.
+/// Lists the newest changes.
 pub(super) fn table(changes: &[ChangeReport]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for change in changes {
@@ -26,7 +26,7 @@ pub(super) fn table(changes: &[ChangeReport]) -> Listing {
     listing
 }
 
-/// One change, followed from where it came from to the last proxy that applied it.
+/// Describes one change, from its source to the last proxy that applied it.
 pub(crate) fn story(change: &ChangeReport) -> String {
     let mut text = format!("change {}: {}\n", change.id, change.cause);
     let mut line = |label: &str, value: String| {

@@ -1,4 +1,4 @@
-//! Circuits that are not closed, as each sidecar lists them.
+//! Circuit breakers that are not closed, per sidecar.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Mesh, sidecars};
 use crate::duration::short;
 use crate::output::{Column, Listing};
 
-/// The circuits of one sidecar.
+/// The circuit breakers of one sidecar.
 #[derive(Debug, Serialize)]
 pub(super) struct SidecarCircuits {
     workload: String,
@@ -33,7 +33,7 @@ struct Circuits {
     circuits: Vec<Circuit>,
 }
 
-/// One circuit, as the admin page lists it.
+/// One circuit breaker, as the admin page lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Circuit {
     pub(crate) service: String,
@@ -43,7 +43,7 @@ pub(crate) struct Circuit {
     pub(crate) trigger: String,
     pub(crate) age_s: u64,
     open_for_ms: u64,
-    /// The status that its requests are answered with. A sidecar of an earlier release does not report it.
+    /// The status of rejected requests. A sidecar of an earlier release does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
     threads: usize,
@@ -53,29 +53,29 @@ pub(crate) struct Circuit {
 }
 
 impl Circuit {
-    /// True while a thread of the sidecar rejects its requests.
+    /// True while a thread of the sidecar rejects requests.
     pub(crate) fn is_open(&self) -> bool {
         self.state == "open"
     }
 
-    /// The status that its requests are answered with while it is open.
+    /// Returns the status of rejected requests while the circuit is open.
     pub(crate) fn status(&self) -> u16 {
         self.status.unwrap_or(Reason::CircuitOpen.status())
     }
 
-    /// True while each thread rejects its requests.
+    /// True while every thread rejects requests.
     pub(crate) fn is_open_everywhere(&self) -> bool {
         self.is_open() && self.threads == self.of_threads
     }
 }
 
-/// The circuits of one sidecar that are not closed, or the reason why they are unknown.
+/// Returns the circuit breakers of one sidecar that are not closed, or the reason why they are unknown.
 pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Circuit>, String> {
     let found = sidecars::ask_one::<Circuits>(mesh, &proxy.workload, "/circuits").await;
     found.map(|found| found.circuits)
 }
 
-/// Asks every sidecar.
+/// Queries every sidecar.
 pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarCircuits> {
     let found = sidecars::ask(mesh, proxies, "/circuits").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Circuits, String>)| SidecarCircuits {
@@ -88,7 +88,7 @@ pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarCircu
     proxies.iter().zip(found).map(sidecar).collect()
 }
 
-/// All of them as one table.
+/// Lists the circuit breakers of all sidecars in one table.
 pub(super) fn table(all: &[SidecarCircuits]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for SidecarCircuits { workload, found } in all {

@@ -1,4 +1,4 @@
-//! The connections that sidecars hold, as each sidecar reports them.
+//! Open connections, per sidecar.
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
@@ -19,20 +19,20 @@ pub(super) struct SidecarConnections {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Found {
-    /// What it said.
+    /// The sidecar's answer.
     Open(Open),
-    /// Why it said nothing.
+    /// The reason why there is no answer.
     Unknown { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Open {
-    /// How many there are; more may be open than are shown.
+    /// The number of open connections; `connections` may list fewer.
     open: usize,
     connections: Vec<Connection>,
 }
 
-/// One connection, as the admin page tells it.
+/// One connection, as the admin page lists it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Connection {
     direction: String,
@@ -43,7 +43,7 @@ struct Connection {
     age_s: u64,
 }
 
-/// Asks every sidecar.
+/// Queries every sidecar.
 pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarConnections> {
     let found = sidecars::ask(mesh, proxies, "/connections").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Open, String>)| SidecarConnections {
@@ -57,7 +57,7 @@ pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarConne
     proxies.iter().zip(found).map(sidecar).collect()
 }
 
-/// All connections as one table.
+/// Lists all connections in one table.
 pub(super) fn table(all: &[SidecarConnections]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for sidecar in all {

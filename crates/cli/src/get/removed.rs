@@ -1,4 +1,4 @@
-//! The endpoints that policies have removed, as each sidecar reports them.
+//! Endpoints ejected by outlier detection, per sidecar.
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use super::{Mesh, sidecars};
 use crate::duration::short;
 use crate::output::{Column, Listing};
 
-/// What one sidecar has removed.
+/// The ejected endpoints of one sidecar.
 #[derive(Debug, Serialize)]
 pub(super) struct SidecarRemoved {
     workload: String,
@@ -18,9 +18,9 @@ pub(super) struct SidecarRemoved {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Found {
-    /// What it said.
+    /// The sidecar's answer.
     Known(Removed),
-    /// Why it said nothing.
+    /// The reason why there is no answer.
     Unknown { error: String },
 }
 
@@ -29,7 +29,7 @@ struct Removed {
     removed: Vec<Endpoint>,
 }
 
-/// One endpoint, as the admin page tells it.
+/// One endpoint, as the admin page lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Endpoint {
     pub(crate) service: String,
@@ -42,13 +42,13 @@ pub(crate) struct Endpoint {
     threads: usize,
 }
 
-/// What one sidecar has removed, or why it does not say.
+/// Returns the endpoints that one sidecar has ejected, or the reason why they are unknown.
 pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Endpoint>, String> {
     let found = sidecars::ask_one::<Removed>(mesh, &proxy.workload, "/removed").await;
     found.map(|found| found.removed)
 }
 
-/// Asks every sidecar.
+/// Queries every sidecar.
 pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarRemoved> {
     let found = sidecars::ask(mesh, proxies, "/removed").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Removed, String>)| SidecarRemoved {
@@ -61,7 +61,7 @@ pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarRemov
     proxies.iter().zip(found).map(sidecar).collect()
 }
 
-/// All of them as one table.
+/// Lists the endpoints of all sidecars in one table.
 pub(super) fn table(all: &[SidecarRemoved]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for sidecar in all {

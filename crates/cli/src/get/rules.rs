@@ -1,10 +1,10 @@
-//! `leno get rules`: which rules decided, and how often.
+//! `leno get rules`: rules and their match counts.
 
 use leno_control::status::RuleStatus;
 
 use crate::output::{Column, Listing};
 
-/// The rules, in order of their objects.
+/// Lists the rules in order of their objects.
 pub(super) fn table(rules: &[RuleStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
@@ -22,7 +22,7 @@ pub(super) fn table(rules: &[RuleStatus]) -> Listing {
     listing
 }
 
-/// How often the rules of one object decided within the last hour; nothing where none did.
+/// Returns the matches of one object's rules within the last hour; empty if there were none.
 pub(super) fn hits_of(rules: &[RuleStatus], kind: &str, name: &str) -> String {
     let found = rules.iter().filter(|rule| rule.kind == kind && rule.name == name);
     let hits = found.map(|RuleStatus { rule, hour, .. }| match rule.as_str() {

@@ -1,4 +1,4 @@
-//! Queries to all sidecars of a control plane, over the streams that they have open.
+//! Queries to all sidecars of a control plane, over their open streams.
 
 use leno_control::status::ProxyStatus;
 use serde::de::DeserializeOwned;
@@ -7,8 +7,8 @@ use tokio::task::JoinSet;
 use super::Mesh;
 use crate::output;
 
-/// The answer of each sidecar for `path`, or the reason why there is none; many sidecars are queried at a time. One
-/// that does not answer costs only its own row.
+/// Queries `path` at each sidecar, several at a time. Returns the answers, or the reasons why there are none. A
+/// sidecar that does not answer affects only its own row.
 pub(super) async fn ask<T: DeserializeOwned + Send + 'static>(
     mesh: &Mesh,
     proxies: &[ProxyStatus],
@@ -36,7 +36,7 @@ pub(super) async fn ask<T: DeserializeOwned + Send + 'static>(
     found.into_iter().map(answer).collect()
 }
 
-/// The answer of the sidecar of one workload.
+/// Queries the sidecar of one workload.
 pub(super) async fn ask_one<T: DeserializeOwned>(
     mesh: &Mesh,
     workload: &str,
@@ -49,5 +49,5 @@ pub(super) async fn ask_one<T: DeserializeOwned>(
     answer.await.map_err(|error| output::failure(&error))
 }
 
-/// Queries at the same time: half of those that a control plane permits.
+/// The maximum of concurrent queries: half of the control plane's limit.
 const AT_ONCE_MAX: usize = 8;

@@ -15,7 +15,7 @@ use crate::duration::short;
 use crate::figures::{counted, latency, rate, share};
 use crate::output::{Column, Listing, line};
 
-/// The mesh as a whole.
+/// Describes the mesh as a whole.
 pub(super) fn status(status: &Status) -> String {
     let convergence = &status.convergence;
     let lines = [
@@ -56,7 +56,7 @@ pub(super) fn status(status: &Status) -> String {
     text
 }
 
-/// Workloads, joined with their sidecars.
+/// Lists workloads, joined with their sidecars.
 pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("workload"),
@@ -103,7 +103,7 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
     listing
 }
 
-/// The state of an application with the number of its restarts; nothing where `leno up` does not run it.
+/// Returns the state of an application and the number of its restarts; empty if `leno up` does not run it.
 fn application(workload: &WorkloadStatus) -> String {
     let Some(application) = &workload.application else { return String::new() };
     let mut text = application.state.clone();
@@ -118,7 +118,7 @@ fn application(workload: &WorkloadStatus) -> String {
     text
 }
 
-/// The listeners that are closed, or that all are open.
+/// Returns the closed listeners, or that all are open.
 fn listener_states(workload: &WorkloadStatus) -> String {
     let kinds = ["listener-closed", "dns-closed"];
     let closed = workload.conditions.iter().filter(|it| kinds.contains(&it.kind.as_str()));
@@ -130,7 +130,7 @@ fn listener_states(workload: &WorkloadStatus) -> String {
     }
 }
 
-/// Services, a row for each port, with how the service fares.
+/// Lists services with their statistics, one row per port.
 pub(super) fn services(services: &[ServiceStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("service"),
@@ -168,7 +168,7 @@ pub(super) fn services(services: &[ServiceStatus], traffic: &TrafficStatus) -> L
     listing
 }
 
-/// Certificates.
+/// Lists certificates.
 pub(super) fn certificates(certificates: &[CertificateStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("workload"),
@@ -196,7 +196,7 @@ pub(super) fn certificates(certificates: &[CertificateStatus]) -> Listing {
     listing
 }
 
-/// Connected sidecars.
+/// Lists connected sidecars.
 pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("workload"),
@@ -240,7 +240,7 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
     listing
 }
 
-/// Routes, and how many requests they decided.
+/// Lists routes and their request rates.
 pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
@@ -277,7 +277,7 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
     listing
 }
 
-/// What is said of each parent: one word where it is the same for all.
+/// Summarizes a condition of all parents, in one word if it is the same for all.
 fn said_of(parents: &[ParentStatus], is: impl Fn(&ParentStatus) -> bool) -> String {
     let word = |parent: &ParentStatus| if is(parent) { "yes" } else { "no" };
     let words = parents.iter().map(word);
@@ -292,12 +292,12 @@ fn said_of(parents: &[ParentStatus], is: impl Fn(&ParentStatus) -> bool) -> Stri
     }
 }
 
-/// How one of them fares, if it is known.
+/// Returns the rates of one object, if known.
 fn rates_of<'a>(all: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus> {
     all.iter().find(|found| found.name == name).map(|found| &found.rates)
 }
 
-/// Policies.
+/// Lists policies.
 pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
@@ -330,7 +330,7 @@ pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Li
     listing
 }
 
-/// What is refused and what is odd, a line each.
+/// Lists rejections and warnings, one per line.
 pub(super) fn rejected(answer: &Value) -> String {
     let mut text = String::new();
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
@@ -350,7 +350,7 @@ pub(super) fn rejected(answer: &Value) -> String {
     text
 }
 
-/// A finding as `leno check` prints it.
+/// Formats a finding as `leno check` prints it.
 fn told(finding: &Value) -> String {
     let part = |name: &str| match finding.get(name) {
         Some(Value::String(text)) => Some(text.clone()),

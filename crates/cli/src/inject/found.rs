@@ -1,4 +1,4 @@
-//! What a cluster tells of its mesh and of namespaces, as its webhook knows them.
+//! Mesh settings and namespace facts from the cluster, as the webhook uses them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,27 +15,27 @@ use leno_model::{Floor, Name, TrustDomain};
 
 use crate::cluster::{ClusterArgs, plain};
 
-/// What a cluster tells of its mesh; without one, the roots alone.
+/// The mesh settings of a cluster; without a cluster, the roots alone.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// Whom members trust, as PEM.
+    /// The mesh root certificates (PEM).
     pub(super) roots: String,
     pub(super) image: Option<String>,
     pub(super) trust_domain: Option<TrustDomain>,
-    /// Whether it has no native sidecars.
+    /// True if the cluster has no native sidecars.
     pub(super) is_old: bool,
-    /// Whether network plugins lead connections to sidecars.
+    /// True if CNI plugins redirect traffic to sidecars.
     pub(super) by_plugin: bool,
-    /// What goes around every sidecar.
+    /// Traffic excluded from redirection for every sidecar.
     pub(super) exclusions: Exclusions,
-    /// The least that annotations cannot lower.
+    /// The minimums that annotations cannot lower.
     pub(super) floor: Floor,
-    /// The namespaces of manifests, each under the text that a manifest has for it.
+    /// The facts of namespaces, keyed by their names in the manifests.
     pub(super) namespaces: BTreeMap<String, NamespaceFacts>,
 }
 
 impl Found {
-    /// What the cluster tells, of these namespaces too.
+    /// Reads the settings from the cluster, with the facts of these namespaces.
     pub(super) async fn in_cluster(
         cluster: &ClusterArgs,
         namespaces: BTreeSet<String>,
@@ -85,13 +85,13 @@ async fn roots(client: &Client, namespace: &NamespaceName) -> anyhow::Result<Str
     })
 }
 
-/// The control plane's, which sidecars have too.
+/// Returns the image of the control plane, which sidecars use too.
 fn image(deployment: Deployment) -> Option<String> {
     let pod = deployment.spec?.template.spec?;
     pod.containers.into_iter().find(|it| it.name == CONTROL)?.image
 }
 
-/// Manifests that name no namespace are for that of the context, as `kubectl apply` has it.
+/// Manifests without a namespace use that of the context, like `kubectl apply`.
 async fn facts(
     client: &Client,
     written: BTreeSet<String>,

@@ -1,6 +1,6 @@
-//! The chart in `deploy/helm`: what `leno install` prints, with values in place of options.
+//! The Helm chart in `deploy/helm`: the manifests of `leno install`, with values in place of options.
 //!
-//! It is written by the test that compares it (`UPDATE_EXPECT=1`), so that both say the same.
+//! The test that compares the chart also writes it (`UPDATE_EXPECT=1`), so that both agree.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::yaml;
 
-/// What stands for each value in the manifests, and what a template has there.
+/// The placeholder of each value in the manifests, and its template expression.
 const VALUES: &[(&str, &str)] = &[
     ("HELM_IMAGE", "{{ .Values.image | quote }}"),
     ("helm-namespace", "{{ .Release.Namespace }}"),
     ("helm-trust-domain", "{{ .Values.trustDomain | quote }}"),
     ("HELM_BIN_DIR", "{{ .Values.cni.binDir | quote }}"),
     ("HELM_CONF_DIR", "{{ .Values.cni.confDir | quote }}"),
-    // The line of an argument, wherever it stands.
+    // The line of an argument, at any position.
     (
         "        - \"--cni\"\n",
         "        {{- if .Values.cni.enabled }}\n        - \"--cni\"\n        {{- end }}\n",
@@ -66,9 +66,9 @@ const VALUES: &[(&str, &str)] = &[
         "    {{- with .Values.apiServer }}\n    from:\n    {{- range . }}\n    - ipBlock:\n        cidr: {{ . | quote }}\n    {{- end }}\n    {{- end }}\n",
     ),
 ];
-/// What stands for each of the namespaces in which Secrets may be written.
+/// The placeholder of the namespaces in which Secrets may be written.
 const ACCESS_CERT: &str = "helm-access-cert";
-/// What is there only sometimes, by its kind or name, and when.
+/// Conditional manifests, by kind or name, and their conditions.
 const CONDITIONS: &[(&str, &str)] = &[
     ("PodDisruptionBudget", "gt (int .Values.replicas) 1"),
     ("leno-gateways", ".Values.gateways"),
@@ -88,8 +88,8 @@ const CONDITIONS: &[(&str, &str)] = &[
 ];
 const HAS_POLICIES: &str =
     ".Capabilities.APIVersions.Has \"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy\"";
-/// What Helm does not take away: the agents of nodes need it while they take their plugin out, and with a
-/// definition all objects of its kind would go.
+/// Resources that Helm keeps on uninstall: the node agents need them while they remove their plugin, and
+/// deleting a custom resource definition deletes all objects of its kind.
 const KEPT: &str = "helm.sh/resource-policy";
 
 fn chart() -> Vec<Value> {
@@ -97,7 +97,7 @@ fn chart() -> Vec<Value> {
     let settings_namespaces = [Name::new("helm-settings").unwrap()].into();
     let named = manifests(&Options { settings_namespaces, ..options.clone() });
     let control = named.into_iter().find(|it| it["kind"] == "Deployment").unwrap();
-    // Its own settings go with those of no other namespace: a template has both, and says when.
+    // The control plane of one case has a settings namespace; the template has both cases, with a condition.
     let rest = manifests(&options).into_iter();
     rest.map(|it| if it["kind"] == "Deployment" { control.clone() } else { it }).collect()
 }
@@ -127,7 +127,7 @@ fn options() -> Options {
 fn template(manifest: &Value) -> String {
     let mut manifest = manifest.clone();
     let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
-    // Helm creates kinds that it does not know last, and the control plane looks for this one first.
+    // Helm creates unknown kinds last, but the control plane reads this one at its start.
     if manifest["kind"] == "MeshConfig" {
         manifest["metadata"]["annotations"] = json!({"helm.sh/hook": "pre-install"});
     }
@@ -158,7 +158,7 @@ fn template(manifest: &Value) -> String {
     }
 }
 
-/// Pods on the nodes that the operator chose, from the registry of the operator.
+/// Adds the operator's image pull secrets, node selector and tolerations to a pod template.
 fn scheduled(text: &str, manifest: &Value) -> String {
     let of_pod = |key: &str| {
         let (key, value) = (key, format!(".Values.{key}"));
@@ -173,7 +173,7 @@ fn scheduled(text: &str, manifest: &Value) -> String {
     text.replace(&account, &format!("{account}{all}"))
 }
 
-/// The control plane with the resources that its operator gives it.
+/// Adds the operator's resources to the control plane.
 fn with_resources(text: &str, manifest: &Value) -> String {
     let own = &manifest["spec"]["template"]["spec"]["containers"][0]["resources"];
     assert_eq!(text.matches("        resources:\n").count(), 1, "{text}");
@@ -188,7 +188,7 @@ fn with_resources(text: &str, manifest: &Value) -> String {
     )
 }
 
-/// What there is once for every namespace that is listed.
+/// Repeats a manifest for every listed namespace.
 fn for_each_namespace(text: &str) -> String {
     assert_eq!(text.matches(ACCESS_CERT).count(), 1, "{text}");
     let text = text.replace(ACCESS_CERT, "{{ . | quote }}").replace("{{ .Release", "{{ $.Release");
@@ -200,7 +200,7 @@ fn for_each_namespace(text: &str) -> String {
     )
 }
 
-/// A kind that another mesh may have brought: then it stays as it is.
+/// A kind that another mesh may have installed, which then stays unchanged.
 fn borrowed(name: &str, text: &str) -> String {
     let kind = "\"apiextensions.k8s.io/v1\" \"CustomResourceDefinition\" \"\"";
     let ours = "dig \"metadata\" \"labels\" \"app.kubernetes.io/part-of\" \"\" $found";
@@ -222,7 +222,7 @@ fn is_own_kind(manifest: &Value) -> bool {
 fn the_chart_has_what_is_installed() {
     let all = chart();
     let kinds: Vec<Value> = all.iter().filter(|it| is_own_kind(it)).cloned().collect();
-    // Helm makes the namespace before it installs.
+    // Helm creates the namespace before the installation.
     let is_made =
         |it: &Value| it["kind"] == "Namespace" && it["metadata"]["name"] == "helm-namespace";
     let rest = all.iter().filter(|it| !is_own_kind(it) && !is_made(it));
@@ -242,7 +242,7 @@ fn the_chart_is_of_this_version() {
     assert!(values.contains(&format!("\nimage: {}\n", super::IMAGE)), "{values}");
 }
 
-/// Every value is in the file with the defaults, in the schema, and in the table for readers.
+/// Every value is in the defaults file, in the schema, and in the documented table.
 #[test]
 fn values_are_documented_and_bounded() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

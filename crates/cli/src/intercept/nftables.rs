@@ -1,5 +1,4 @@
-//! Rules into the kernel's nf_tables over netlink, all of them or none: the image of a sidecar has
-//! no program `nft`.
+//! Atomic nf_tables updates over netlink: sidecar images contain no `nft` program.
 
 use std::io;
 use std::net::IpAddr;
@@ -26,13 +25,13 @@ use leno_kubernetes::inject::INTERFACE_BYTES;
 
 use super::rules::{Chain, Hook, Match, PRIORITY, Rule, TABLE, Verdict};
 
-/// Replaces our table, in one transaction.
+/// Replaces our table in one transaction.
 ///
 /// # Errors
-/// When the kernel refuses it: then everything is as before.
+/// If the kernel rejects it; the previous rules stay in force.
 pub(super) fn replace(chains: &[Chain]) -> anyhow::Result<()> {
     let mut requests = vec![
-        // So that there is one to delete.
+        // Creates the table if absent, so that the deletion succeeds.
         ("the table", NfTablesMessage::NewTable(table())),
         ("the old table", NfTablesMessage::DeleteTable(table())),
         ("the table", NfTablesMessage::NewTable(table())),
@@ -78,13 +77,13 @@ fn transact(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the kernel said to one request.
+/// The kernel's answer to one request.
 struct Answer {
     sequence: u32,
     refusal: Option<io::Error>,
 }
 
-/// Every message of a datagram: they are aligned to four bytes.
+/// Parses all messages of a datagram, which are aligned to four bytes.
 fn answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     let mut rest = bytes;
@@ -101,7 +100,7 @@ fn answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
     Ok(answers)
 }
 
-/// The usual reasons, with their remedies.
+/// Adds a hint to common errors.
 fn explained(refusal: io::Error) -> anyhow::Error {
     let remedy = match refusal.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -129,7 +128,8 @@ fn append(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage, flags: 
     }
 }
 
-/// Begin and end of a batch for nf_tables, whose number is in the header (`NFNL_SUBSYS_NFTABLES`).
+/// The begin or end message of an nf_tables batch, with the subsystem number in the header
+/// (`NFNL_SUBSYS_NFTABLES`).
 fn control(message: ControlMessage) -> NetfilterMessage {
     const NFTABLES: u16 = 10;
     let header = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, NFTABLES);
@@ -171,7 +171,7 @@ fn rule_message(hook: Hook, rule: &Rule) -> RuleMessage {
     }
 }
 
-/// A question as the virtual machine of nf_tables has it: load a register, compare it.
+/// Translates a match to nf_tables expressions: load a register, compare it.
 fn questions(question: &Match) -> Vec<Expressions> {
     match question {
         Match::Uid(uid) => vec![meta(MetaKey::SocketUserId), equals(uid.to_ne_bytes().to_vec())],
@@ -262,7 +262,7 @@ fn equals(value: Vec<u8>) -> Expressions {
     ])
 }
 
-/// A name of an interface as registers hold it.
+/// Pads an interface name to register length.
 fn padded(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes().to_vec();
     bytes.resize(INTERFACE_BYTES, 0);
@@ -273,7 +273,7 @@ fn padded(name: &str) -> Vec<u8> {
 const TCP: u8 = 6;
 /// `IPPROTO_UDP`.
 const UDP: u8 = 17;
-/// Where the destination port is in a header of TCP or UDP.
+/// The offset of the destination port in TCP and UDP headers.
 const PORT_OFFSET: u32 = 2;
 /// `NFT_PAYLOAD_NETWORK_HEADER`.
 const BASE_NETWORK: u32 = 1;

@@ -1,40 +1,40 @@
-//! Rules of a packet filter, as far as interception needs them, and how `nft` writes them.
+//! Packet filter rules for interception, and their `nft` syntax.
 
 use std::fmt;
 
 use crate::range::Range;
 
-/// Rules at one hook, tried in order; what none decides goes on as it was.
+/// Rules at one hook, in order; unmatched connections pass unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) hook: Hook,
     pub(super) rules: Vec<Rule>,
 }
 
-/// Where connections are looked at.
+/// The netfilter hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hook {
-    /// Those that processes of the namespace open.
+    /// Connections opened by processes of the namespace.
     Output,
-    /// Those that arrive.
+    /// Incoming connections.
     Prerouting,
 }
 
-/// What happens to a connection that all of these fit.
+/// A verdict for connections that satisfy all matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) matches: Vec<Match>,
     pub(super) verdict: Verdict,
 }
 
-/// One question about a connection.
+/// One condition on a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Match {
     /// Opened by this user.
     Uid(u32),
-    /// Leaves by this interface.
+    /// Leaves through this interface.
     To(String),
-    /// Came by this interface.
+    /// Arrived through this interface.
     From(String),
     /// TCP, to this port.
     Port(u16),
@@ -46,17 +46,17 @@ pub(super) enum Match {
     Tcp,
 }
 
-/// What happens.
+/// The verdict of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It goes where it wanted to go.
+    /// The connection passes to its destination.
     Return,
-    /// It goes to this port of the namespace.
+    /// The connection is redirected to this port of the namespace.
     Redirect(u16),
 }
 
 impl Hook {
-    /// What its chain is called; the hook has the same name in `nft`.
+    /// Returns the name of the chain, which `nft` uses for the hook as well.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Output => "output",
@@ -65,7 +65,7 @@ impl Hook {
     }
 }
 
-/// The chains as `nft -f` reads them, in place of those that are there.
+/// Formats the chains in `nft -f` syntax, replacing the existing table.
 pub(super) fn to_text(chains: &[Chain]) -> String {
     let chains: String = chains.iter().map(ToString::to_string).collect();
     format!(
@@ -112,7 +112,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What the table is called.
+/// The name of the table.
 pub(super) const TABLE: &str = "leno";
-/// That of address translation (`NF_IP_PRI_NAT_DST`).
+/// The priority of destination NAT (`NF_IP_PRI_NAT_DST`).
 pub(super) const PRIORITY: i32 = -100;

@@ -1,4 +1,4 @@
-//! Finds out whether connections are led to the sidecar, by making one before the sidecar is there.
+//! Verification of redirection, with a probe connection before the sidecar starts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use leno_proxy::OUTBOUND_PORT;
 use rustix::io::Errno;
 use socket2::SockRef;
 
-/// Listens where the sidecar will, and opens a connection to where nobody is.
+/// Listens on the sidecar's port, and opens a connection to an unused address.
 ///
 /// # Errors
-/// When the connection does not come here, in no version of IP.
+/// If no connection arrives here, for any IP version.
 pub(super) fn verify() -> anyhow::Result<()> {
     for nowhere in NOWHERE {
         if is_led_here(nowhere)? {
@@ -32,7 +32,7 @@ fn is_led_here(nowhere: IpAddr) -> anyhow::Result<bool> {
     };
     let here = SocketAddr::from((any, OUTBOUND_PORT));
     let listener = match TcpListener::bind(here) {
-        // This version of IP is not spoken here.
+        // This IP version is not supported here.
         Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
             return Ok(false);
         }
@@ -42,18 +42,18 @@ fn is_led_here(nowhere: IpAddr) -> anyhow::Result<bool> {
     let Ok(ours) = TcpStream::connect_timeout(&(nowhere, DISCARD).into(), PATIENCE) else {
         return Ok(false);
     };
-    // The kernel accepted it for us, before we do; if not, somebody else answered.
+    // The kernel completes the handshake before `accept`; otherwise another host answered.
     SockRef::from(&listener).set_read_timeout(Some(PATIENCE))?;
     let accepted = listener.accept().map(|(_, from)| from);
     Ok(accepted.is_ok_and(|from| ours.local_addr().is_ok_and(|local| local == from)))
 }
 
-/// Where nobody is (RFC 5737, RFC 3849).
+/// Unused addresses (RFC 5737, RFC 3849).
 pub(super) const NOWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
-/// The port whose service would throw away what comes (RFC 863).
+/// The discard port (RFC 863).
 pub(super) const DISCARD: u16 = 9;
 /// A connection within the pod takes no time.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! The limits and times of a sidecar, as options of `leno proxy` and of `leno up`.
+//! Limits and timeouts of a sidecar, as options of `leno proxy` and `leno up`.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -8,46 +8,45 @@ use leno_proxy::Limits;
 
 use crate::duration::parse_positive;
 
-/// Limits and times of a sidecar; the defaults are those of the proxy itself.
+/// Limits and timeouts of a sidecar; the defaults are those of the proxy.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Limits of a sidecar")]
 pub(crate) struct SidecarLimitArgs {
-    /// Connections accepted by each thread, and as many to the application [default: 20000]
+    /// Maximum connections per thread, and as many to the application [default: 20000]
     #[arg(long, value_name = "N")]
     connections_max: Option<usize>,
-    /// Clients of each thread that are awaited during a TLS handshake, or before their first request;
-    /// beyond that the one that was awaited longest is closed [default: 1024]
+    /// Maximum clients per thread in a TLS handshake or before their first request; beyond the limit the oldest
+    /// one is closed [default: 1024]
     #[arg(long, value_name = "N")]
     handshakes_max: Option<usize>,
-    /// From the first byte of a request's head to its last [default: 10s]
+    /// Time from the first to the last byte of a request's headers [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     head_timeout: Option<Duration>,
-    /// For a TLS handshake [default: 10s]
+    /// TLS handshake timeout [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     handshake_timeout: Option<Duration>,
-    /// How long to wait for the first bytes of a connection whose protocol is to be detected
-    /// [default: 500ms]
+    /// Time to wait for the first bytes of a connection, for protocol detection [default: 500ms]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     detect_timeout: Option<Duration>,
-    /// For connecting to an endpoint, TLS included [default: 3s]
+    /// Timeout for connecting to an endpoint, including TLS [default: 3s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     connect_timeout: Option<Duration>,
-    /// How long the first request to a service waits for the control plane [default: 5s]
+    /// Time the first request to a service waits for the control plane [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     discovery_timeout: Option<Duration>,
-    /// A service that nobody used for so long is unsubscribed [default: 10m]
+    /// Time after which an unused service is unsubscribed [default: 10m]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     idle_subscription: Option<Duration>,
-    /// A connection without a request, or without a byte, for so long is closed [default: 1h]
+    /// Time after which a connection without requests or bytes is closed [default: 1h]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     idle_connection: Option<Duration>,
-    /// How long a body may stand still, because its sender sends nothing or its reader takes nothing
-    /// [default: 60s]
+    /// Time after which a body without progress is aborted, because the sender sends or the reader reads no
+    /// bytes [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     body_stall_timeout: Option<Duration>,
 }
 
-/// A number of connections, or a time: its option, what was given, and which limit it is.
+/// The option, the value and the limit of a connection count or a timeout.
 struct Given<T> {
     option: &'static str,
     value: Option<T>,
@@ -55,7 +54,7 @@ struct Given<T> {
 }
 
 impl SidecarLimitArgs {
-    /// Puts what was given into the limits of a proxy.
+    /// Applies the options to the limits of a proxy.
     pub(crate) fn apply(&self, limits: &mut Limits) {
         for Given { value, limit, .. } in self.numbers() {
             *limit(limits) = value.unwrap_or(*limit(limits));
@@ -65,7 +64,7 @@ impl SidecarLimitArgs {
         }
     }
 
-    /// What was given, as options of another `leno proxy`.
+    /// Returns the options as arguments of another `leno proxy`.
     pub(crate) fn options(&self) -> Vec<OsString> {
         let numbers = self.numbers().into_iter();
         let numbers = numbers.filter_map(|given| Some((given.option, given.value?.to_string())));
@@ -97,7 +96,7 @@ impl SidecarLimitArgs {
     }
 }
 
-/// A time as an option takes it, to the nanosecond.
+/// Formats a duration as an option value, to the nanosecond.
 fn seconds(time: Duration) -> String {
     format!("{}.{:09}s", time.as_secs(), time.subsec_nanos())
 }

@@ -1,4 +1,4 @@
-//! What requests carry: given on the command line, in a file, or made up.
+//! Request bodies: from the command line, from a file, or generated.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -6,14 +6,14 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 
-/// How large a body is, in bytes.
+/// The size of a body in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BodySize(usize);
 
-/// Reads `512`, `10KiB` or `1MiB`; `k` and `m` mean the same.
+/// Parses `512`, `10KiB` or `1MiB`; `k` and `m` mean the same.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(super) fn parse_size(text: &str) -> Result<BodySize, String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -31,20 +31,20 @@ pub(super) fn parse_size(text: &str) -> Result<BodySize, String> {
     }
 }
 
-/// A body of that size, of letters: a text in whatever encoding.
+/// Generates a body of letters, which is valid text in any encoding.
 pub(super) fn made_up(size: BodySize) -> Vec<u8> {
     (b'a'..=b'z').cycle().take(size.0).collect()
 }
 
-/// The content of a file.
+/// Reads the content of a file.
 ///
 /// # Errors
-/// When it cannot be read or is too large.
+/// If it cannot be read or is too large.
 pub(super) fn from_file(path: &Path) -> anyhow::Result<Vec<u8>> {
     let shown = path.display();
     let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
     let mut body = Vec::new();
-    // One more than allowed shows that there is more.
+    // One byte more than allowed detects a larger file.
     file.take(BODY_BYTES_MAX as u64 + 1)
         .read_to_end(&mut body)
         .with_context(|| format!("cannot read {shown}"))?;
@@ -52,7 +52,7 @@ pub(super) fn from_file(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Larger bodies measure nothing but memory.
+/// Larger bodies measure only memory.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! The report as comma-separated values: a line for each rate.
+//! The report as comma-separated values, one line per rate.
 
 use std::fmt::Write as _;
 
 use super::summary::Summary;
 
-/// A line of names, and a line for each rate; one line in a closed loop.
+/// Renders a header line, and one line per rate; one line in a closed loop.
 pub(super) fn render(summary: &Summary) -> String {
     let steps =
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
@@ -37,7 +37,7 @@ fn fields(step: &Summary) -> [String; NAMES.len()] {
         step.bytes_out.to_string(),
         step.connections.to_string(),
         number(step.own_cpu_us_per_request),
-        // Labels have neither commas nor quotes.
+        // Labels contain neither commas nor quotes.
         step.errors_by_kind
             .iter()
             .map(|(kind, count)| format!("{kind}={count}"))

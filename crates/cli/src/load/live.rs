@@ -1,4 +1,4 @@
-//! One line on a terminal that shows how a run is going.
+//! Live progress of a run, in one terminal line.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -7,19 +7,19 @@ use leno_load::{Counters, Pace, Plan};
 
 use crate::figures::counted;
 
-/// One line on a terminal that shows how a run is going; nothing anywhere else.
+/// Live progress of a run in one terminal line; silent otherwise.
 #[derive(Debug)]
 pub(super) struct Live {
     terminal: bool,
-    /// Which of several rates it is.
+    /// The number of the current rate, if there are several.
     step: String,
     total: Duration,
-    /// What was shown last.
+    /// The counters of the last update.
     last: Counters,
 }
 
 impl Live {
-    /// For one of several runs.
+    /// Creates the line for one of several runs.
     pub(super) fn new(plan: &Plan, index: usize, count: usize) -> Self {
         let step = match plan.pace {
             Pace::Open { rate, .. } if count > 1 => {
@@ -31,7 +31,7 @@ impl Live {
         Self { terminal, step, total: plan.warm_up + plan.duration, last: Counters::default() }
     }
 
-    /// Shows how it is going.
+    /// Shows the progress.
     pub(super) fn show(&mut self, now: &Counters) {
         if self.terminal && now.elapsed >= self.last.elapsed + REFRESH {
             write(&format!("\r\x1b[K{}", self.line(now)));
@@ -39,7 +39,7 @@ impl Live {
         }
     }
 
-    /// Leaves nothing behind.
+    /// Clears the line.
     pub(super) fn clear(&self) {
         if self.terminal {
             write("\r\x1b[K");
@@ -48,7 +48,7 @@ impl Live {
 
     fn line(&self, now: &Counters) -> String {
         let phase = if now.measuring { "measuring" } else { "warming up" };
-        // Counts begin again when the warm-up ends.
+        // Counters restart when the warm-up ends.
         let before = if now.measuring == self.last.measuring { self.last.requests } else { 0 };
         let seconds = now.elapsed.saturating_sub(self.last.elapsed).as_secs_f64();
         let rate = now.requests.saturating_sub(before) as f64 / seconds.max(f64::MIN_POSITIVE);
@@ -65,12 +65,12 @@ impl Live {
 
 fn write(text: &str) {
     let mut out = std::io::stderr().lock();
-    // A line that cannot be shown is no reason to stop.
+    // A failed write to the terminal does not end the run.
     drop(out.write_all(text.as_bytes()));
     drop(out.flush());
 }
 
-/// Often enough to look alive, seldom enough to be read.
+/// A rate that looks live and stays readable.
 const REFRESH: Duration = Duration::from_millis(300);
 
 #[cfg(test)]

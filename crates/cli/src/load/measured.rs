@@ -1,18 +1,18 @@
-//! What was measured, and how.
+//! Results of a run and its settings.
 
 use leno_load::{Plan, Protocol, Report, Reuse};
 
-/// What was measured, and how.
+/// The results of a run and its settings.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// What was asked for, but for the pace.
+    /// The requested plan, except for the pace.
     pub(super) plan: Plan,
     pub(super) threads: usize,
-    /// One after the other; at least one.
+    /// The measured rates, in order; at least one.
     pub(super) steps: Vec<Step>,
 }
 
-/// What was measured at one rate, or in a closed loop.
+/// The results at one rate, or in a closed loop.
 #[derive(Debug)]
 pub(super) struct Step {
     pub(super) rate: Option<u32>,
@@ -20,7 +20,7 @@ pub(super) struct Step {
 }
 
 impl Measured {
-    /// What was spoken, in words.
+    /// Describes the protocol.
     pub(super) fn protocol(&self) -> String {
         match self.plan.protocol {
             Protocol::Http1 => "HTTP/1.1".to_owned(),
@@ -31,7 +31,7 @@ impl Measured {
         }
     }
 
-    /// How it was measured, in one line.
+    /// Describes the settings in one line.
     pub(super) fn setting(&self) -> String {
         let connections = self.plan.pace.connections();
         let plural = if connections == 1 { "" } else { "s" };

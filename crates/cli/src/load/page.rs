@@ -1,11 +1,11 @@
-//! The report as one page that needs nothing but itself.
+//! The report as a self-contained HTML page.
 
 use super::measured::{Measured, Step};
 use super::plot::{Axis, Line, Mark, Plot, Tick, escape};
 use super::summary::{Instant, Summary};
 use super::table::{share, time};
 
-/// The report as one page that needs nothing but itself: no script, no font, no picture.
+/// Renders the report as a self-contained page: no scripts, fonts or images.
 pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
     let urls = measured.plan.targets.iter().map(|target| target.name.as_str());
     let urls: Vec<&str> = urls.collect();
@@ -48,7 +48,7 @@ impl Page {
         self.text.push_str(text);
     }
 
-    /// The few figures that most readers came for.
+    /// Writes the key figures.
     fn figures(&mut self, summary: &Summary) {
         let latency = summary.latency_us;
         let figures = [
@@ -142,7 +142,7 @@ impl Page {
     }
 }
 
-/// How long which part of the requests took; the rare ones get as much room as the many.
+/// Plots latency over percentiles, with a logarithmic axis that gives the tail enough room.
 fn percentiles(measured: &Measured) -> Plot {
     let count = measured.steps.len();
     let mut nines: f64 = 1.0;
@@ -200,7 +200,7 @@ fn throughput(summary: &Summary) -> Plot {
         class,
         strength: 1.0,
         points: shown().map(|i| Some((middle(i), per_second(i, count(i))))).collect(),
-        // A mark for every interval without errors would only hide the axis.
+        // Marks of intervals without errors would hide the axis.
         marks: shown()
             .filter(|i| class != "wrong" || count(i) > 0)
             .map(|i| Mark {
@@ -251,7 +251,7 @@ fn latency_over_time(summary: &Summary) -> Plot {
     }
 }
 
-/// The intervals of which enough was measured to divide by.
+/// Returns the intervals with enough measured time to divide by.
 fn shown(summary: &Summary) -> impl Iterator<Item = &Instant> {
     let longest = summary.timeline.iter().map(|instant| instant.length_s).fold(0.0, f64::max);
     summary.timeline.iter().filter(move |instant| instant.length_s > longest / 2.0)
@@ -261,7 +261,7 @@ fn middle(instant: &Instant) -> f64 {
     instant.at_s + instant.length_s / 2.0
 }
 
-/// Nobody has measured a billion requests here.
+/// No run measures a billion requests.
 const NINES_MAX: f64 = 6.0;
 
 const NINES_LABELS: [&str; 7] = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"];
@@ -282,10 +282,10 @@ const RATE_COLUMNS: [&str; 13] = [
     "max", "own CPU",
 ];
 
-const CAVEATS: &str = "Latencies are those of requests that succeeded; everything else is \
-    counted as an error, by kind. In a closed loop a server that stalls is not asked meanwhile, \
-    so that few requests show the stall; in an open loop all that were due do. Answers that came \
-    after the end are in the counts and latencies, not in what is told per second. Everything was \
-    measured from where the generator ran, its own delays included.";
+const CAVEATS: &str = "Latencies cover successful requests; all others are counted as errors, \
+    by kind. In a closed loop a stalled server receives no further requests, so few requests show \
+    the stall; an open loop counts every request that was due. Responses after the end are included \
+    in counts and latencies, but not in rates. All figures are measured at the load generator and \
+    include its own delays.";
 
 const STYLE: &str = include_str!("load.css");

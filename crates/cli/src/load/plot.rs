@@ -1,11 +1,11 @@
-//! Plots as SVG: axes, lines, and marks that tell their figures when one points at them.
+//! SVG plots: axes, lines, and marks with tooltips.
 
 use std::fmt::Write as _;
 
-/// A plot: one pair of axes and what is drawn between them.
+/// A plot: two axes and the lines between them.
 #[derive(Debug)]
 pub(super) struct Plot {
-    /// What it shows, for those who cannot see it.
+    /// The title, also for screen readers.
     pub(super) title: &'static str,
     pub(super) x: Axis,
     pub(super) y: Axis,
@@ -21,21 +21,21 @@ pub(super) struct Axis {
     pub(super) ticks: Vec<Tick>,
 }
 
-/// Where an axis is labelled.
+/// A labeled position on an axis.
 #[derive(Debug)]
 pub(super) struct Tick {
     pub(super) at: f64,
     pub(super) label: String,
 }
 
-/// A line, or several pieces of one where something is missing.
+/// A line, in several pieces if points are missing.
 #[derive(Debug)]
 pub(super) struct Line {
-    /// What stands at its end.
+    /// The label at its end.
     pub(super) name: String,
-    /// Its colour, as the page knows it.
+    /// Its color, as a CSS class of the page.
     pub(super) class: &'static str,
-    /// From 0 to 1: of several lines of one colour, the last is the strongest.
+    /// From 0 to 1: of several lines of one color, the last is the strongest.
     pub(super) strength: f64,
     pub(super) points: Vec<Option<(f64, f64)>>,
     /// Figures along the line.
@@ -51,7 +51,7 @@ pub(super) struct Mark {
 }
 
 impl Axis {
-    /// From nothing to `high`, labelled at round numbers.
+    /// Creates an axis from zero to `high`, labeled at round numbers.
     pub(super) fn from_zero(label: &'static str, high: f64) -> Self {
         let high = high.max(f64::MIN_POSITIVE);
         let step = round_step(high / 5.0);
@@ -67,7 +67,7 @@ impl Axis {
         Self { label, low: 0.0, high, ticks: ticks.collect() }
     }
 
-    /// Powers of ten around a range of microseconds; places on it are logarithms.
+    /// Creates a logarithmic axis for a range of microseconds, in powers of ten.
     pub(super) fn latencies(low_us: f64, high_us: f64) -> Self {
         let low = low_us.max(1.0).log10().floor();
         let high = high_us.max(1.0).log10().ceil().max(low + 1.0);
@@ -83,7 +83,7 @@ impl Axis {
 }
 
 impl Plot {
-    /// Draws it.
+    /// Renders the plot.
     pub(super) fn to_svg(&self) -> String {
         let mut svg = String::new();
         put(
@@ -97,7 +97,7 @@ impl Plot {
         for line in &self.lines {
             self.draw_line(&mut svg, line);
         }
-        // Marks lie above all lines, so that one can point at them.
+        // Marks lie above all lines, so that the pointer reaches them.
         for line in &self.lines {
             self.draw_marks(&mut svg, line);
         }
@@ -185,7 +185,7 @@ impl Plot {
         }
     }
 
-    /// Names stand where lines end, apart enough to be read.
+    /// Draws names at the ends of lines, far enough apart to be readable.
     fn draw_names(&self, svg: &mut String) {
         let ends = self.lines.iter().filter_map(|line| {
             let (_, y) = line.points.iter().rev().find_map(|point| *point)?;
@@ -219,7 +219,7 @@ impl Plot {
     }
 }
 
-/// Text that says nothing to a browser.
+/// Escapes HTML.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -235,12 +235,12 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// Where on an axis something is, from 0 to 1.
+/// Returns the position of a value on an axis, from 0 to 1.
 fn place(axis: &Axis, at: f64) -> f64 {
     ((at - axis.low) / (axis.high - axis.low)).clamp(0.0, 1.0)
 }
 
-/// The next 1, 2 or 5 times a power of ten.
+/// Returns the next 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0]

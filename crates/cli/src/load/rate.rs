@@ -1,13 +1,13 @@
-//! Rates as people write them: `1000`, or `1000:4000:1000` for several.
+//! Request rates on the command line: `1000`, or `1000:4000:1000` for several.
 
-/// One rate, or several that are measured one after the other.
+/// One rate, or several that are measured in turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rates(pub(super) Vec<u32>);
 
-/// Reads `R` or `FROM:TO:STEP`, downwards too.
+/// Parses `R` or `FROM:TO:STEP`, also descending.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
     let refused = || "use for example 1000, or 1000:4000:1000 for several".to_owned();
     let numbers: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
@@ -26,10 +26,10 @@ pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
     }
 }
 
-/// Reads a part of a whole: `0.01` or `1%`.
+/// Parses a share: `0.01` or `1%`.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(super) fn parse_share(text: &str) -> Result<f64, String> {
     let (number, whole) = match text.strip_suffix('%') {
         Some(percent) => (percent, 100.0),
@@ -41,7 +41,7 @@ pub(super) fn parse_share(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "use a part of the requests: 0.01 or 1%".to_owned())
 }
 
-/// Each is a run of its own, with a warm-up.
+/// Each step is a run of its own, with a warm-up.
 const STEPS_MAX: u32 = 100;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From the command line to what is sent.
+//! Requests and protocol, from the options of the command line.
 
 use std::net::SocketAddr;
 
@@ -9,17 +9,17 @@ use super::target::parse_authority;
 use super::wrong_usage::WrongUsage;
 use super::{HttpVersion, LoadArgs, body};
 
-/// A header.
+/// A request header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     name: String,
     value: String,
 }
 
-/// Reads `name: value`.
+/// Parses `name: value`.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(super) fn parse_header(text: &str) -> Result<Header, String> {
     let (name, value) = text.split_once(':').ok_or("use name:value")?;
     let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
@@ -30,10 +30,10 @@ pub(super) fn parse_header(text: &str) -> Result<Header, String> {
 }
 
 impl LoadArgs {
-    /// What is spoken.
+    /// Returns the protocol.
     ///
     /// # Errors
-    /// [`WrongUsage`] when the options contradict each other.
+    /// [`WrongUsage`] if the options contradict each other.
     pub(super) fn protocol(&self) -> Result<Protocol, WrongUsage> {
         let streams = self.streams.unwrap_or(1);
         match (self.http, self.grpc) {
@@ -49,10 +49,10 @@ impl LoadArgs {
         }
     }
 
-    /// What is sent.
+    /// Builds the requests.
     ///
     /// # Errors
-    /// When a name is not known, or a body cannot be read.
+    /// If a name does not resolve, or a body cannot be read.
     pub(super) async fn requests(&self) -> anyhow::Result<Vec<Target>> {
         let proxy = match &self.proxy {
             None => None,
@@ -104,7 +104,7 @@ impl LoadArgs {
 }
 
 impl Header {
-    /// Whether it replaces the host of the URL.
+    /// True if the header replaces the host of the URL.
     fn is_host(&self) -> bool {
         self.name.eq_ignore_ascii_case("host") || self.name == ":authority"
     }

@@ -1,4 +1,4 @@
-//! Drives one run after the other, shows how it is going, and prints what came of it.
+//! Execution of load runs, with live progress and a final report.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -17,13 +17,13 @@ use super::wrong_usage::WrongUsage;
 use super::{LoadArgs, ReportFormat, csv, page, table};
 use crate::{output, stop};
 
-/// Sends, measures and reports.
+/// Generates load, measures and reports.
 ///
 /// # Errors
-/// [`WrongUsage`], and whatever else keeps us from measuring.
+/// [`WrongUsage`], and all errors that prevent the measurement.
 pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
     let plan = args.plan().await?;
-    // A page that cannot be written is to be known before the run, not after it.
+    // An output file that cannot be written fails before the run, not after it.
     let page = args
         .html
         .as_ref()
@@ -44,7 +44,7 @@ pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl LoadArgs {
-    /// What is to be done, but for the pace.
+    /// Returns the plan, except for the pace.
     async fn plan(&self) -> anyhow::Result<Plan> {
         let protocol = self.protocol()?;
         let bounded = self.requests.is_some();
@@ -63,7 +63,7 @@ impl LoadArgs {
     }
 }
 
-/// Runs at one rate after the other, until all are done or somebody asks for the end.
+/// Runs the rates in turn, until all are done or a signal ends the run.
 async fn measure(args: &LoadArgs, plan: Plan) -> anyhow::Result<Measured> {
     let rates: Vec<Option<u32>> = match &args.rate {
         None => vec![None],
@@ -115,7 +115,7 @@ async fn step(plan: Plan, threads: usize, ask: &Stop, live: &mut Live) -> anyhow
     }
 }
 
-/// Waits for a signal to stop that comes after a while.
+/// Waits for a stop signal that arrives after a pause.
 async fn signal_after(pause: Duration) -> anyhow::Result<()> {
     let signals = stop::signals()?;
     tokio::time::sleep(pause).await;
@@ -124,7 +124,7 @@ async fn signal_after(pause: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether it went as it should.
+/// Returns the exit code: failure if all requests failed, or the share of errors exceeds the limit.
 fn verdict(summary: &Summary, max_errors: Option<f64>) -> ExitCode {
     let share = summary.errors as f64 / summary.requests.max(1) as f64;
     let too_many = max_errors.is_some_and(|max| share > max);
@@ -134,12 +134,11 @@ fn verdict(summary: &Summary, max_errors: Option<f64>) -> ExitCode {
     }
 }
 
-/// Long enough for a figure.
+/// Long enough for a stable figure.
 const DURATION: Duration = Duration::from_secs(10);
-/// Connections open and caches fill in this time.
+/// Time for connections to open and caches to fill.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Whoever ends a group of processes may send us the same signal twice; nobody presses Ctrl-C
-/// twice so fast.
+/// A supervisor may send the same signal twice to a process group; users do not press Ctrl-C twice this fast.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(300);
-/// As long as a run can last.
+/// The maximum duration of a run.
 const DAY: Duration = Duration::from_secs(86_400);

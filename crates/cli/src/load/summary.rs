@@ -1,4 +1,4 @@
-//! What was measured, in numbers: the JSON report, which other programs rely on.
+//! Summary of the results: the JSON report, a stable interface for other programs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,36 +8,36 @@ use serde::Serialize;
 
 use super::measured::{Measured, Step};
 
-/// What was measured, in numbers. Times are in microseconds where the name says so.
+/// The results as numbers. Times are in microseconds if the name says so.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Summary {
-    /// All that were due in the measured time.
+    /// All requests that were due in the measured time.
     pub(super) requests: u64,
-    /// Those that did not succeed.
+    /// Requests without success.
     pub(super) errors: u64,
     pub(super) errors_by_kind: BTreeMap<String, u64>,
-    /// Responses by status, successes included.
+    /// Responses by status, including successes.
     pub(super) statuses: BTreeMap<String, u64>,
     pub(super) duration_s: f64,
     /// Responses of any status per second.
     pub(super) rps: f64,
-    /// Of the requests that succeeded.
+    /// Latency of successful requests.
     pub(super) latency_us: LatencyUs,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
     pub(super) connections: usize,
-    /// What was asked for; nothing in a closed loop, or over several rates.
+    /// The requested rate; absent in a closed loop, or over several rates.
     pub(super) rate: Option<f64>,
-    /// One for each of several rates.
+    /// One summary per rate, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) steps: Vec<Summary>,
     pub(super) timeline: Vec<Instant>,
     pub(super) targets: Vec<TargetSummary>,
-    /// CPU time of the generator itself.
+    /// CPU time of the load generator itself.
     pub(super) own_cpu_us_per_request: Option<f64>,
 }
 
-/// How long requests took; nothing where none succeeded.
+/// The latency distribution; absent if no request succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct LatencyUs {
     pub(super) min: Option<f64>,
@@ -50,21 +50,21 @@ pub(super) struct LatencyUs {
     pub(super) max: Option<f64>,
 }
 
-/// What ended in one interval of time.
+/// The results of one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Instant {
-    /// When it began, after the warm-up; of several rates one after the other.
+    /// Start of the interval after the warm-up; several rates follow each other.
     pub(super) at_s: f64,
     pub(super) requests: u64,
     pub(super) errors: u64,
     pub(super) p50: Option<f64>,
     pub(super) p99: Option<f64>,
-    /// How much of the interval was measured.
+    /// The measured length of the interval.
     #[serde(skip)]
     pub(super) length_s: f64,
 }
 
-/// What came of the requests to one URL.
+/// The results for one URL.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct TargetSummary {
     pub(super) url: String,
@@ -73,7 +73,7 @@ pub(super) struct TargetSummary {
 }
 
 impl Summary {
-    /// What was measured, over all rates and for each.
+    /// Summarizes the results, over all rates and for each.
     pub(super) fn of(measured: &Measured) -> Self {
         let connections = measured.plan.pace.connections();
         let one = |step: &Step| Self::of_report(&step.report, step.rate, connections);
@@ -145,12 +145,12 @@ fn timeline(report: &Report) -> Vec<Instant> {
     moments.collect()
 }
 
-/// The timelines of several rates, each after the last.
+/// Concatenates the timelines of several rates.
 fn one_after_the_other(steps: &[Summary]) -> Vec<Instant> {
     let mut timeline = Vec::new();
     let mut start = 0.0;
     for step in steps {
-        // Answers after the end of a step do not reach into the next.
+        // Responses after the end of a step are not counted in the next.
         let within = step.timeline.iter().filter(|instant| instant.at_s < step.duration_s);
         timeline.extend(within.map(|instant| Instant { at_s: start + instant.at_s, ..*instant }));
         start += step.duration_s;

@@ -6,7 +6,7 @@ use super::measured::Measured;
 use super::summary::Summary;
 use crate::output::{Column, Format, Listing};
 
-/// The report as tables.
+/// Renders the report as tables.
 pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
     let mut text = String::new();
     for target in &measured.plan.targets {
@@ -26,7 +26,7 @@ pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
     text
 }
 
-/// A time in the unit that suits it: `850 µs`, `12.3 ms`, `1.20 s`; a dash for none.
+/// Formats a time in a suitable unit: `850 µs`, `12.3 ms`, `1.20 s`; a dash if absent.
 pub(super) fn time(microseconds: Option<f64>) -> String {
     let Some(microseconds) = microseconds else {
         return "-".to_owned();
@@ -44,7 +44,7 @@ pub(super) fn time(microseconds: Option<f64>) -> String {
     format!("{number:.digits$} {unit}")
 }
 
-/// A part of a whole in percent.
+/// Formats a share in percent.
 pub(super) fn share(count: u64, total: u64) -> String {
     format!("{:.2} %", count as f64 * 100.0 / total.max(1) as f64)
 }

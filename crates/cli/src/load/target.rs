@@ -1,4 +1,4 @@
-//! Where to send requests to: URLs as people write them, with weights.
+//! Target URLs on the command line, with weights.
 
 use anyhow::Context as _;
 use hyper::Uri;
@@ -10,13 +10,13 @@ use tokio::time::timeout;
 /// A URL and its share of the requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WeightedUrl {
-    /// As it was written, without the weight.
+    /// The URL as given, without the weight.
     pub(super) url: String,
-    /// Where to connect: a name or an address, and a port.
+    /// The address to connect to: a name or an address, and a port.
     pub(super) authority: Authority,
-    /// What the server is told about where it is: as in the URL.
+    /// The `Host` header, as in the URL.
     pub(super) host: String,
-    /// The path, with the query if any.
+    /// The path, including the query.
     pub(super) path: String,
     pub(super) weight: u32,
 }
@@ -28,10 +28,10 @@ pub(super) struct Authority {
     port: u16,
 }
 
-/// Reads `http://host:port/path=WEIGHT`.
+/// Parses `http://host:port/path=WEIGHT`.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
     let (url, weight) = split_weight(text)?;
     if url.starts_with("https://") {
@@ -55,13 +55,13 @@ pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
         url: whole.clone(),
         authority: parse_authority(authority.as_str()).ok_or_else(|| refused("no host"))?,
         host: authority.as_str().to_owned(),
-        // `http://host?query` has no path, but a request needs one.
+        // `http://host?query` has no path, but a request requires one.
         path: if path.starts_with('?') { format!("/{path}") } else { path.to_owned() },
         weight,
     })
 }
 
-/// Reads `name:port`, `address:port` or `[address]:port`; port 80 unless given.
+/// Parses `name:port`, `address:port` or `[address]:port`; port 80 by default.
 pub(super) fn parse_authority(text: &str) -> Option<Authority> {
     let (name, port) = match text.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, port.parse().ok()?),
@@ -72,10 +72,10 @@ pub(super) fn parse_authority(text: &str) -> Option<Authority> {
 }
 
 impl Authority {
-    /// Finds the address; of several, the first that accepts connections.
+    /// Resolves the address; of several, the first that accepts connections.
     ///
     /// # Errors
-    /// When the name is not known.
+    /// If the name does not resolve.
     pub(super) async fn resolve(&self) -> anyhow::Result<SocketAddr> {
         let Self { name, port } = self;
         let found = lookup_host((name.as_str(), *port)).await;
@@ -92,7 +92,7 @@ impl Authority {
     }
 }
 
-/// Splits `=WEIGHT` off. A value in a query looks the same: there only a second `=` counts.
+/// Splits off `=WEIGHT`. A query value has the same form: in a query only a second `=` counts.
 fn split_weight(text: &str) -> Result<(&str, u32), String> {
     let Some((url, digits)) = text.rsplit_once('=') else {
         return Ok((text, 1));
@@ -111,7 +111,7 @@ fn split_weight(text: &str) -> Result<(&str, u32), String> {
 
 const HTTP_PORT: u16 = 80;
 
-/// How long one of several addresses may take to accept a connection before the next is tried.
+/// The time for one of several addresses to accept a connection before the next is tried.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

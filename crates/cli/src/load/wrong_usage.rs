@@ -1,6 +1,6 @@
-//! What was asked for cannot be done, and nothing was tried.
+//! Usage errors that are detected before any request.
 
-/// What was asked for cannot be done.
+/// The options cannot be fulfilled.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct WrongUsage(String);

@@ -1,4 +1,4 @@
-//! A `TrafficTarget` with all that it refers to, as an `AccessPolicy`.
+//! Conversion of a `TrafficTarget` and its references to an `AccessPolicy`.
 
 use leno_model::{
     HttpRouteGroup, Object, PolicyName, PortSet, Protocol, TargetRule, TcpRoute, TrafficTarget,
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::terms::access_request;
 
-/// The same as an `AccessPolicy`; otherwise why that would mean something else.
+/// Converts to an `AccessPolicy`, or returns the reason why its meaning would differ.
 pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Value, String> {
     let TrafficTarget { name, destination, sources, rules } = target;
     let is_taken = objects
@@ -68,8 +68,8 @@ pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Valu
     }))
 }
 
-/// The rule that opens the ports of a `TCPRoute`. It lets HTTP in there too: only where nobody
-/// speaks it does it mean the same.
+/// Returns the rule that opens the ports of a `TCPRoute`. It also admits HTTP, so the meaning is equal only if
+/// no workload serves HTTP on these ports.
 fn opened(
     objects: &[&Object],
     target: &TrafficTarget,
@@ -102,5 +102,5 @@ fn find<'a, T>(objects: &[&'a Object], is: impl Fn(&'a Object) -> Option<T>) -> 
     objects.iter().find_map(|object| is(object))
 }
 
-/// The most of anything in an `AccessPolicy`.
+/// The maximum length of any list in an `AccessPolicy`.
 const LIST_MAX: usize = 256;

@@ -1,4 +1,4 @@
-//! `leno migrate check`: what would be kept of the rules of other meshes, without writing anything.
+//! `leno migrate check`: a dry run of the conversion of other meshes' rules.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,25 +14,24 @@ use crate::output;
 /// Arguments of `leno migrate check`.
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    /// A file or directory of YAML; may be given again. The cluster that kubectl would use is looked at
-    /// when left out
+    /// File or directory of YAML manifests; repeatable [default: the cluster of the current kubeconfig context]
     #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
-    /// The context of the kubeconfig to use [default: the current one]
+    /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME", conflicts_with = "file")]
     context: Option<String>,
-    /// The namespace of what has none: items of Sermant's configuration centre
+    /// Namespace of objects without one: items of Sermant's configuration center
     #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     namespace: String,
-    /// How to print the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: CheckFormat,
 }
 
-/// How the answer is printed.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum CheckFormat {
-    /// For people
+    /// Text for people
     #[default]
     Text,
     /// JSON
@@ -40,7 +39,7 @@ enum CheckFormat {
 }
 
 impl CheckArgs {
-    /// Looks, and tells.
+    /// Runs the check and prints the report.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (documents, unread): (_, Vec<Unread>) = match self.file.is_empty() {
             false => (document::read(&self.file, &self.namespace)?, Vec::new()),

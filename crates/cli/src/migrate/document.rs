@@ -1,4 +1,4 @@
-//! The documents of the given files, each with its text and what it is.
+//! Documents of the input files, with their text and content.
 
 use std::fmt;
 use std::fs;
@@ -14,46 +14,45 @@ use crate::output;
 
 /// One document.
 pub(super) struct Document {
-    /// Where it is, for people.
+    /// Its location, for people.
     pub(super) place: String,
     /// Its kind and name, for people.
     pub(super) title: String,
-    /// The file that takes it, below the new directory.
+    /// The output file, relative to the output directory.
     pub(super) target: PathBuf,
-    /// As it was written, with the line feed at its end.
+    /// The original text, with the final newline.
     pub(super) text: String,
     pub(super) found: Found,
 }
 
-/// Where a document was found.
+/// The source of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whence {
     File,
-    /// What is there is followed while it stays.
+    /// Settings in a cluster stay in effect while they exist.
     Cluster,
 }
 
-/// What a document is.
+/// The content of a document.
 pub(super) enum Found {
-    /// Something that Leno reads.
+    /// An object that Leno reads.
     Object(Box<Object>),
-    /// The settings of another mesh: whether every member is let in, and what else they say.
+    /// The settings of another mesh: its permissive mode, its egress mode, and other settings in effect.
     Settings { permissive: bool, egress: Egress, others: Vec<String> },
-    /// An item of Sermant's configuration centre that no object holds.
+    /// An item of Sermant's configuration center without a corresponding object.
     Published(Item),
-    /// Leno does not read it: it is of another kind, or it is of another mesh and asks for what there is
-    /// not here.
+    /// A document that Leno does not read: of another kind, or of another mesh with features that Leno lacks.
     Unread {
         why: String,
-        /// It may have denied something, or let in less.
+        /// True if it may have denied or restricted access.
         may_keep_out: bool,
     },
-    /// Comments alone.
+    /// Comments only.
     Comments,
 }
 
 impl Document {
-    /// The object, if Leno reads it.
+    /// Returns the object, if Leno reads it.
     pub(super) fn object(&self) -> Option<&Object> {
         match &self.found {
             Found::Object(object) => Some(object),
@@ -64,7 +63,7 @@ impl Document {
         }
     }
 
-    /// Whether what is lost of it may have denied something, or let in less.
+    /// True if a dropped part may have denied or restricted access.
     pub(super) fn may_keep_out(&self) -> bool {
         match &self.found {
             Found::Object(_) | Found::Comments => false,
@@ -74,10 +73,10 @@ impl Document {
         }
     }
 
-    /// An object of a cluster, as a text of YAML.
+    /// Reads an object of a cluster from YAML.
     ///
     /// # Errors
-    /// When it is of a kind that Leno reads, and refused.
+    /// If Leno reads its kind and rejects the object.
     pub(super) fn of_cluster(text: &str) -> anyhow::Result<Option<Self>> {
         let found =
             read_one(Path::new(CLUSTER), 1, text, Whence::Cluster).map_err(anyhow::Error::msg)?;
@@ -100,8 +99,8 @@ impl fmt::Display for Document {
 /// Reads all documents of all files, in order.
 ///
 /// # Errors
-/// When a file cannot be read, two would have one name, or a document is refused that is of a native
-/// kind. One of another mesh is not kept instead.
+/// If a file cannot be read, two output files would have the same name, or a document of a native kind is
+/// rejected. Rejected documents of another mesh are reported as dropped instead.
 pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Document>> {
     let mut reading = Reading::default();
     let mut targets: Vec<PathBuf> = Vec::new();
@@ -141,7 +140,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Reads one file; its documents go to `target`.
+    /// Reads one file; its documents go to the output file `target`.
     fn read(&mut self, file: &Path, target: &Path, text: &str, namespace: &str) {
         for (line, text) in split(text) {
             let place = format!("{}:{line}", output::line(&file.display()));
@@ -180,7 +179,7 @@ impl Reading {
     }
 }
 
-/// An item as a document at this place, for this file.
+/// Reads an item as a document at this location and of this file.
 fn read_item(
     item: Item,
     namespace: &str,
@@ -190,7 +189,7 @@ fn read_item(
     Ok(Document { place: place.clone(), title, target: target.clone(), text, found })
 }
 
-/// The files of a path, as every other command finds them.
+/// Returns the files of a path, like every other command.
 fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let found = FileSource::files(path);
     if found.is_empty() {
@@ -199,7 +198,7 @@ fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What a document is, with its title; `None` when nothing is in it.
+/// Reads a document and its title; `None` if it is empty.
 fn read_one(
     file: &Path,
     line: usize,
@@ -271,8 +270,7 @@ fn read_one(
     }
 }
 
-/// The documents of a text, each with the line that it begins in: what stands between the lines
-/// that begin with `---`.
+/// Splits a text into documents at lines that begin with `---`, each with its first line number.
 fn split(text: &str) -> Vec<(usize, &str)> {
     let mut documents = Vec::new();
     let (mut begin, mut first, mut at) = (0, 1, 0);
@@ -283,7 +281,7 @@ fn split(text: &str) -> Vec<(usize, &str)> {
                 .is_none_or(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
         if ends {
             documents.push((first, text.get(begin..at).unwrap_or_default()));
-            // What follows on the same line belongs to the document.
+            // Text after `---` on the same line belongs to the document.
             begin = at + 3;
             first = number;
             if line.trim_end() == "---" {
@@ -298,7 +296,7 @@ fn split(text: &str) -> Vec<(usize, &str)> {
     documents
 }
 
-/// Whether a domain is one of other meshes, whose rules are rewritten.
+/// True for API groups of other meshes that this command converts.
 pub(super) fn is_foreign(domain: &str) -> bool {
     MESHES.iter().any(|mesh| is_below(domain, mesh))
 }
@@ -307,11 +305,11 @@ fn is_below(domain: &str, above: &str) -> bool {
     domain.strip_suffix(above).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Where the groups of other meshes end.
+/// The domains of other meshes' API groups.
 const MESHES: &[&str] = &["openservicemesh.io", "flomesh.io", "smi-spec.io"];
 const ISTIO: &str = "istio.io";
 
-/// The kinds of theirs that only let in or out, or lead elsewhere: nobody is kept out by them.
+/// Their kinds that only allow or route requests, so dropping them never widens access.
 const LETTING: &[&str] = &[
     "TrafficTarget",
     "TrafficSplit",
@@ -331,10 +329,10 @@ const LETTING: &[&str] = &[
     "ServiceEntry",
 ];
 
-/// The field of settings that names an authorization service.
+/// The field of settings that configures an authorization service.
 const ASKS_ANOTHER: &str = "xternalAuthorization";
 
-/// Where objects are that no file has.
+/// The location of objects that come from a cluster.
 const CLUSTER: &str = "in the cluster";
 
 #[cfg(test)]

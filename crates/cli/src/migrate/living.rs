@@ -1,4 +1,4 @@
-//! The rules of other meshes that a cluster holds, as its API server tells them.
+//! Rules of other meshes in a cluster, from its API server.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use super::report::Unread;
 use crate::cluster::plain;
 use crate::yaml;
 
-/// Everything of the groups of other meshes, the services that their rules name, and the marks on
-/// namespaces and pods that nothing reads.
+/// Reads all objects in the API groups of other meshes, the services that their rules reference, and unused
+/// annotations and labels on namespaces and pods.
 ///
 /// # Errors
-/// When the API server does not answer, or refuses, or an object of a kind of ours is refused.
+/// If the API server does not answer or rejects a request, or if an object of a native kind is rejected.
 pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<Unread>)> {
     let discovered = Discovery::new(client.clone()).run().await;
     let discovered = discovered.map_err(|error| plain(ApiError::from(error)))?;
@@ -37,16 +37,16 @@ pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<
             }
         }
     }
-    // Which ports a service has decides what becomes of a split.
+    // The ports of a service determine the conversion of a split.
     let services = ApiResource::erase::<Service>(&());
     for object in all(client, &services).await? {
-        // One that is not read is no matter of other meshes.
+        // An unreadable service does not belong to other meshes.
         documents.extend(document(object, &services, false).ok().flatten());
     }
     Ok((documents, marks(client).await?))
 }
 
-/// All objects of a kind, page by page.
+/// Lists all objects of a kind, page by page.
 async fn all(client: &Client, resource: &ApiResource) -> anyhow::Result<Vec<DynamicObject>> {
     let api = ObjectApi::dynamic(client.clone(), None, resource).map_err(plain)?;
     let mut found = Vec::new();
@@ -67,7 +67,7 @@ async fn all(client: &Client, resource: &ApiResource) -> anyhow::Result<Vec<Dyna
     }
 }
 
-/// An object as its author wrote it: without what the API server adds.
+/// Returns an object as its author wrote it, without the fields of the API server.
 fn document(
     object: DynamicObject,
     resource: &ApiResource,
@@ -89,7 +89,7 @@ fn document(
     Document::of_cluster(&yaml::write(&Value::Object(written)))
 }
 
-/// The annotations and labels of other meshes, each with where it is.
+/// Lists the annotations and labels of other meshes, with their locations.
 async fn marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     collect::<Namespace>(client, "Namespace", &mut found).await?;
@@ -140,17 +140,17 @@ where
     }
 }
 
-/// Whether a mark is of another mesh, and says nothing to Leno.
+/// True for an annotation or label of another mesh that Leno ignores.
 fn is_unread(key: &str) -> bool {
     let Some((domain, name)) = key.split_once('/') else { return false };
     is_foreign(domain) && !(PREFIXES.contains(&domain) && is_read(name))
 }
 
-/// Objects that the API server is asked for at once.
+/// The page size of list requests.
 const PAGE: u32 = 500;
 /// More of one kind than a mesh of this size has.
 const OBJECTS_MAX: usize = 100_000;
-/// How many places of one mark are told.
+/// The maximum number of locations reported per annotation or label.
 const PLACES_MAX: usize = 5;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The settings of OSM, osm-edge and FSM: what of them says something here.
+//! Settings of OSM, osm-edge and FSM that have an equivalent.
 
 use leno_kubernetes::read::{
     ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something,
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::document::{Found, Whence};
 
-/// Reads the `MeshConfig` of another mesh from its single values; `None` when it is none.
+/// Reads the `MeshConfig` of another mesh from its flattened values; `None` if it is another kind.
 pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found> {
     let value = |path: &str| {
         let found = values.iter().find(|(known, _)| known == path);
@@ -19,7 +19,7 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
     if !is_foreign || value("kind") != Some("MeshConfig") {
         return None;
     }
-    // The schema's default is false, for both.
+    // Both default to false in the schema.
     let permissive = value(PERMISSIVE) == Some("true");
     let egress = if value(EGRESS) == Some("true") { Egress::Allow } else { Egress::Deny };
     let unheeded = UNHEEDED.iter().map(|(field, remedy)| (*field, (*remedy).to_owned()));
@@ -42,7 +42,7 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
     Some(Found::Settings { permissive, egress, others: others.collect() })
 }
 
-/// Whether a field, or what is below it, says more than that something is off.
+/// True if a field, or a field below it, enables something.
 fn asks(values: &[(String, String)], field: &str) -> bool {
     let below = |path: &str| {
         let rest = path.strip_prefix(field);
@@ -52,7 +52,7 @@ fn asks(values: &[(String, String)], field: &str) -> bool {
     values.iter().any(|(path, text)| below(path) && asks_for_something(&said(text)))
 }
 
-/// The same in our words.
+/// Returns the equivalent native MeshConfig.
 pub(super) fn native(permissive: bool, egress: Egress) -> Value {
     let mode = if permissive { "permissive" } else { "strict" };
     json!({

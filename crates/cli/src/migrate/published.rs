@@ -1,4 +1,4 @@
-//! Items of Sermant's configuration centre as they lie there: keys with texts of YAML.
+//! Items of Sermant's configuration center in their stored form: keys with YAML text.
 
 mod group;
 mod rule;
@@ -16,14 +16,14 @@ use super::yaml;
 pub(super) struct Item {
     /// Its key, such as `servicecomb.rateLimiting.checkout`.
     pub(super) key: String,
-    /// What it holds.
+    /// Its content.
     pub(super) content: String,
 }
 
-/// The items that a document holds; none when it is something else.
+/// Returns the items of a document; none if it is something else.
 ///
-/// It is a map from keys to contents; or whatever has fields `key` and `value` (or `content`), as the API
-/// of ServiceComb KIE answers. Those that are switched off there say nothing.
+/// A document is a map from keys to contents, or any structure with the fields `key` and `value` (or
+/// `content`), as the API of ServiceComb KIE returns. Disabled items are ignored.
 pub(super) fn items(text: &str) -> Vec<Item> {
     let Some(values) = outline(text) else { return Vec::new() };
     if values.iter().any(|(path, _)| path == "apiVersion") {
@@ -42,7 +42,7 @@ pub(super) fn items(text: &str) -> Vec<Item> {
     if listed.is_empty() { by_line(text) } else { listed }
 }
 
-/// The items of a map, whose keys stand at the beginning of lines.
+/// Returns the items of a map with keys at the start of lines.
 fn by_line(text: &str) -> Vec<Item> {
     let mut items: Vec<Item> = Vec::new();
     for line in text.lines() {
@@ -57,7 +57,7 @@ fn by_line(text: &str) -> Vec<Item> {
                 let Some((key, rest)) = line.split_once(':').filter(|(key, _)| is_key(key)) else {
                     return Vec::new();
                 };
-                // A text in a block is the same without its sign.
+                // A block scalar is read without its indicator.
                 let rest = rest.trim().trim_start_matches(['|', '>', '+', '-']);
                 items.push(Item { key: key.to_owned(), content: format!("{rest}\n") });
             }
@@ -70,10 +70,10 @@ fn is_key(text: &str) -> bool {
     text.starts_with("servicecomb.") || text == REMOVAL
 }
 
-/// What an item is, with its title and as Leno would read it.
+/// Reads an item: its title, its text and its content.
 ///
 /// # Errors
-/// Sentences, when it is a rule that is read and says something that is refused.
+/// The problems, if it is a supported rule that is rejected.
 pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found), String> {
     let Some(wrapped) = wrapped(&item, namespace) else {
         let title = format!("item {}", item.key);
@@ -95,7 +95,7 @@ pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found
     }
 }
 
-/// The object that holds an item, if Leno reads it as it stands.
+/// Returns the object that wraps an item, if Leno reads the item unchanged.
 fn wrapped(item: &Item, namespace: &str) -> Option<Value> {
     let routes = ["servicecomb.routeRule", "servicecomb.globalRouteRule"];
     let is_route = routes.iter().any(|known| {
@@ -121,7 +121,7 @@ fn wrapped(item: &Item, namespace: &str) -> Option<Value> {
     }))
 }
 
-/// A name that an object may have.
+/// Converts a text to a valid object name.
 fn name_of(text: &str) -> String {
     let mut name = String::new();
     for character in text.chars() {
@@ -134,7 +134,7 @@ fn name_of(text: &str) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// What becomes of an item about the flow of requests: those with one scene belong together.
+/// Converts an item about traffic; items of one scene belong together.
 pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace: &str) -> Fate {
     if let Some(why) = rule::of_another_switch(&item.key) {
         return Fate::Lost(why);
@@ -166,7 +166,7 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
     }
 }
 
-/// Of two policies of one kind for a service only one decides.
+/// Rejects a second policy of one kind for a service, as only one of them applies.
 fn rivals(
     items: &[&Item],
     objects: &[&Object],
@@ -189,17 +189,17 @@ fn rivals(
     }
 }
 
-/// The family of a key, and its scene.
+/// Splits a key into family and scene.
 fn parts(item: &Item) -> Option<(&str, &str)> {
     item.key.strip_prefix("servicecomb.")?.split_once('.')
 }
 
-/// Whether an item is a rule that limits what comes in.
+/// True if an item is a rule that limits incoming requests.
 pub(super) fn limits(item: &Item) -> bool {
     parts(item).is_some_and(|(family, _)| LIMITING.contains(&family))
 }
 
-/// The families whose rules refuse requests.
+/// The families with rules that reject requests.
 const LIMITING: &[&str] = &["rateLimiting", "bulkhead", "circuitBreaker", "system"];
 const REMOVAL: &str = "sermant.removal.config";
 

@@ -1,4 +1,4 @@
-//! What became of every document, for people and for programs.
+//! Migration report: the outcome of every document, for people and for programs.
 
 use std::fmt;
 
@@ -8,41 +8,41 @@ use super::document::{Document, Found};
 use super::rewrite::Fate;
 use crate::yaml;
 
-/// What became of one document, or of what it says beside its rules.
+/// The outcome of one document, or of settings next to its rules.
 #[derive(Debug, Serialize)]
 pub(super) struct Entry {
     /// Kind and name.
     object: String,
-    /// Where it was found.
+    /// Its location.
     place: String,
     outcome: Outcome,
-    /// What says the same.
+    /// The equivalent objects.
     becomes: Vec<String>,
-    /// Why it is no other outcome, or what is different.
+    /// The reasons for the outcome, or the differences.
     reasons: Vec<String>,
-    /// What is lost may have kept somebody out.
+    /// True if a dropped part may have restricted access.
     widens: bool,
 }
 
-/// What becomes of a document.
+/// The outcome of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Outcome {
-    /// It is native already, or of the Gateway API.
+    /// It is already native, or of the Gateway API.
     Native,
-    /// Other words say the same.
+    /// Converted to equivalent objects.
     Rewritten,
-    /// Other words say nearly the same.
+    /// Converted with small differences.
     Changed,
-    /// Nothing refers to it any more.
+    /// No remaining object references it.
     NotNeeded,
-    /// It is read as it stands.
+    /// It stays unchanged, and Leno reads it.
     Left,
-    /// Nothing says it any more.
+    /// Dropped without an equivalent.
     NotKept,
 }
 
-/// What became of every document.
+/// The outcomes of all documents.
 pub(super) struct Report(Vec<Entry>);
 
 impl Report {
@@ -88,7 +88,7 @@ impl Report {
         Self(entries)
     }
 
-    /// With what was found beside documents.
+    /// Adds findings outside documents.
     pub(super) fn with(mut self, unread: Vec<Unread>) -> Self {
         self.0.extend(unread.into_iter().map(|Unread { object, place, why }| Entry {
             object,
@@ -101,18 +101,18 @@ impl Report {
         self
     }
 
-    /// Whether nothing foreign is left, and nothing is different or lost.
+    /// True if no foreign rule remains, and no rule is changed or dropped.
     pub(super) fn is_whole(&self) -> bool {
         let whole = [Outcome::Native, Outcome::Rewritten, Outcome::NotNeeded];
         self.0.iter().all(|entry| whole.contains(&entry.outcome))
     }
 
-    /// Whether nothing is lost.
+    /// True if no rule is dropped.
     pub(super) fn keeps_all(&self) -> bool {
         self.count(Outcome::NotKept) == 0
     }
 
-    /// For programs.
+    /// Returns the entries, for programs.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.0
     }
@@ -121,7 +121,7 @@ impl Report {
         self.0.iter().filter(|entry| entry.outcome == outcome).count()
     }
 
-    /// The report for people: the same before and after the files are written.
+    /// Formats the report for people, identical before and after the files are written.
     pub(super) fn to_text(&self) -> String {
         let changed = self.count(Outcome::Changed);
         let but = match changed {
@@ -148,7 +148,7 @@ impl Report {
 }
 
 impl Entry {
-    /// The line of a document that is not native already.
+    /// Returns the line of a document that is not native.
     fn line(&self) -> Option<String> {
         let (becomes, why) = (self.becomes.join(" and "), self.reasons.join("; "));
         Some(match self.outcome {
@@ -169,12 +169,12 @@ impl fmt::Display for Entry {
     }
 }
 
-/// Something foreign that is no document, and is not read.
+/// A foreign setting outside documents that Leno ignores.
 pub(super) struct Unread {
     pub(super) object: String,
     pub(super) place: String,
     pub(super) why: String,
 }
 
-/// Said of what is lost and may have denied or narrowed something.
+/// The note on a dropped part that may have denied or restricted access.
 const WIDENS: &str = "; access may become wider: nothing else denies or limits what it did";

@@ -1,4 +1,4 @@
-//! What becomes of every document.
+//! Conversion of all documents, each to its outcome.
 
 use std::collections::BTreeSet;
 
@@ -14,23 +14,23 @@ use super::published::Item;
 use super::sermant::Native;
 use super::{access, mesh_config, published, sermant, setting, split, yaml};
 
-/// What becomes of a document.
+/// The outcome of a document.
 pub(super) enum Fate {
-    /// It is native already, or of the Gateway API.
+    /// It is already native, or of the Gateway API.
     Native,
-    /// These objects say the same.
+    /// It is replaced by these equivalent objects.
     Rewritten(Vec<Value>),
-    /// These say the same but for what the sentences tell.
+    /// It is replaced by these objects, with the listed differences.
     Nearly(Vec<Value>, Vec<&'static str>),
-    /// Nothing refers to it any more.
+    /// No remaining object references it.
     Dropped(&'static str),
-    /// It stays, because no other words mean the same; Leno reads it.
+    /// It stays, as there is no equivalent; Leno reads it.
     Left(String),
     /// Leno does not read it.
     Lost(String),
 }
 
-/// Decides about every document, in their order.
+/// Decides the outcome of every document, in order.
 pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
     let objects: Vec<&Object> = documents.iter().filter_map(Document::object).collect();
     let items = documents.iter().filter_map(|document| match &document.found {
@@ -71,9 +71,9 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
     let outcome = match object {
         Object::TrafficTarget(target) => access::policy(objects, target).map(|it| vec![it]),
         Object::TrafficSplit(split) => split::routes(objects, split),
-        // Their words went into what used them.
+        // Their content is part of the objects that reference them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
-            // Corrected below, where something else may have used them.
+            // Corrected below, for references from unconverted documents.
             return Fate::Dropped("its rules are in the policies that used it, or nothing used it");
         }
         Object::ServicePolicy(policy) => match setting::policies(objects, policy) {
@@ -103,7 +103,7 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
     }
 }
 
-/// What is written must be read: where native kinds have narrower bounds, the old document stays.
+/// Validates converted objects: if native kinds have narrower bounds, the original stays.
 fn readable(written: &[Value]) -> Result<(), String> {
     for object in written {
         let (_, rejected) = read_str("new", &yaml::write(object));
@@ -115,7 +115,7 @@ fn readable(written: &[Value]) -> Result<(), String> {
     Ok(())
 }
 
-/// No two objects of one kind get one name: the document whose words would be the second stays.
+/// Avoids duplicate names of one kind: the document that would be the second stays.
 fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
     let kept = documents.iter().zip(fates.iter());
     let kept = kept.filter(|(_, fate)| matches!(fate, Fate::Native | Fate::Left(_)));
@@ -127,7 +127,7 @@ fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
         match names.iter().find(|name| taken.contains(*name)) {
             Some(name) => {
                 let why = format!("there would be another {name}");
-                // What no object holds cannot stay.
+                // An item without an object cannot stay.
                 let stays = !matches!(document.found, Found::Published(_));
                 *fate = if stays { Fate::Left(why) } else { Fate::Lost(why) };
             }
@@ -136,7 +136,7 @@ fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
     }
 }
 
-/// Groups and ports stay while something that is left refers to them.
+/// Keeps groups and routes while a remaining document references them.
 fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
     let left = || {
         let both = documents.iter().zip(fates.iter());
@@ -156,8 +156,8 @@ fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
     }
 }
 
-/// What only a document that was not kept may have used is not said by anything else: nobody has read
-/// what such a document refers to.
+/// Drops groups and routes that only dropped documents may reference: the references of such documents are
+/// unknown.
 fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
     if !documents.iter().any(|document| matches!(document.found, Found::Unread { .. })) {
         return;

@@ -1,4 +1,4 @@
-//! Items of Sermant's configuration centre as `TagRoute`s and `Lane`s.
+//! Conversion of items of Sermant's configuration center to `TagRoute`s and `Lane`s.
 
 mod native;
 mod write;
@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use self::native::{Differences, lanes, rules};
 use self::write::{lane_rule, otherwise, preference, rule};
 
-/// What says the same in native words, and where it decides otherwise after all.
+/// The equivalent objects, and their remaining differences.
 pub(super) struct Native {
     pub(super) objects: Vec<Value>,
     pub(super) differences: Vec<&'static str>,
 }
 
-/// The same as `TagRoute`s and `Lane`s; otherwise why that would mean something else.
+/// Converts to `TagRoute`s and `Lane`s, or returns the reason why their meaning would differ.
 pub(super) fn native(objects: &[&Object], item: &SermantRouteRule) -> Result<Native, String> {
     let mut differences = Differences::default();
     let mut written = Vec::new();
@@ -75,8 +75,8 @@ fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
     Ok(spec)
 }
 
-/// What would decide together with what is written, and does not with what it replaces: of two items
-/// with one key only the first counts, and native rules decide instead of published ones.
+/// Returns a rule that would apply together with the converted rules, but not with the original: only the first
+/// of two items with one key counts, and native rules take precedence over published ones.
 fn rival(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
     let rules = item.entries.iter().filter(|(known, _)| known == scope);
     let (mut by_request, mut by_caller) = (false, false);

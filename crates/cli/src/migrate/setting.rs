@@ -1,4 +1,4 @@
-//! An `UpstreamTrafficSetting` as a `CircuitBreaker` and a `RateLimit`.
+//! Conversion of an `UpstreamTrafficSetting` to a `CircuitBreaker` and a `RateLimit`.
 
 use leno_model::{
     CircuitBreaker, Each, FixedAnswer, Object, PathMatch, PolicyScope, Rate, RateLimits, RateRule,
@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::terms::time;
 
-/// The same as native policies; `None` when it is no such policy, and otherwise why that would mean
-/// something else.
+/// Converts to native policies, or returns the reason why their meaning would differ; `None` for other
+/// policies.
 pub(super) fn policies(
     objects: &[&Object],
     policy: &ServicePolicy,
@@ -27,7 +27,7 @@ pub(super) fn policies(
     }
 }
 
-/// A `TrafficWarmup` as a `LoadBalancing`, of which one decides for a service.
+/// Converts a `TrafficWarmup` to a `LoadBalancing`, of which one applies to a service.
 fn warming(
     objects: &[&Object],
     policy: &ServicePolicy,
@@ -167,7 +167,7 @@ fn tripping(trip: &Trip) -> Result<Map<String, Value>, String> {
     Ok(terms)
 }
 
-/// A share as whole percent.
+/// Converts a ratio to whole percent.
 fn percent(too_many: TooMany) -> Result<Option<u32>, String> {
     match too_many {
         TooMany { number: Some(_), .. } => {

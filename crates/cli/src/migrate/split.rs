@@ -1,4 +1,4 @@
-//! A `TrafficSplit` as routes of the Gateway API.
+//! Conversion of a `TrafficSplit` to Gateway API routes.
 
 use leno_model::{
     HttpRouteGroup, Object, Protocol, RouteParent, Service, ServiceName, ServicePort, TrafficSplit,
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::terms::route_matches;
 
-/// The same as routes, for each port of the root; otherwise why that would mean something else.
+/// Converts to routes, one per port of the root service, or returns the reason why their meaning would differ.
 pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Value>, String> {
     let root = &split.root.service;
     let service = objects.iter().find_map(|object| match object {
@@ -38,7 +38,7 @@ pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Va
         if port.protocol != Some(Protocol::Tcp) {
             routes.push(http_route(objects, split, (&name, port))?);
         }
-        // What no request is seen in, no match is about.
+        // Matches do not apply to ports without HTTP requests.
         if split.groups.is_none() {
             let rule = json!({"backendRefs": backends(split, port.port)});
             routes.push(route("TCPRoute", "v1alpha2", (split, &name, port), json!([rule])));
@@ -47,7 +47,7 @@ pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Va
     Ok(routes)
 }
 
-/// Other rules for the same service would decide together with it, or instead.
+/// Rejects a split if other rules for the same service would apply together with it or override it.
 fn refuse_rivals(objects: &[&Object], split: &TrafficSplit) -> Result<(), String> {
     let root = &split.root.service;
     let is_for = |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
@@ -78,7 +78,7 @@ fn refuse_rivals(objects: &[&Object], split: &TrafficSplit) -> Result<(), String
     Ok(())
 }
 
-/// The rule for what fits, and one that leaves the rest to the root's own endpoints.
+/// Returns the rule for matching requests, and one that routes the rest to the root's own endpoints.
 fn http_route(
     objects: &[&Object],
     split: &TrafficSplit,
@@ -128,7 +128,7 @@ fn backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
     split.backends.iter().map(backend).collect()
 }
 
-/// The bounds of an `HTTPRoute`.
+/// The limits of an `HTTPRoute`.
 const BACKENDS_MAX: usize = 16;
 const MATCHES_MAX: usize = 64;
 const WEIGHT_MAX: u32 = 1_000_000;

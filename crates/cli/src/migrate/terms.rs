@@ -1,11 +1,11 @@
-//! What rules say about requests, times and rates, in the words of native manifests.
+//! Requests, times and rates as values of native manifests.
 
 use std::time::Duration;
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 use serde_json::{Map, Value, json};
 
-/// A request as an `AccessPolicy` describes it.
+/// Writes a request match of an `AccessPolicy`.
 pub(super) fn access_request(request: &RequestMatch) -> Value {
     let mut terms = Map::new();
     if !request.methods.is_empty() {
@@ -13,13 +13,13 @@ pub(super) fn access_request(request: &RequestMatch) -> Value {
     }
     add_path_and_headers(request, &mut terms);
     if terms.is_empty() {
-        // It has to say something about a request: every path begins so.
+        // A match requires at least one condition: every path has this prefix.
         terms.insert("path".to_owned(), json!({"type": "PathPrefix", "value": "/"}));
     }
     Value::Object(terms)
 }
 
-/// The matches of an `HTTPRoute` that fit the same requests: each has one method at most.
+/// Writes the equivalent matches of an `HTTPRoute`, which have at most one method each.
 pub(super) fn route_matches(request: &RequestMatch) -> Vec<Value> {
     let mut terms = Map::new();
     add_path_and_headers(request, &mut terms);
@@ -62,7 +62,7 @@ fn header(field: &FieldMatch) -> Value {
     json!({"name": name, "type": kind, "value": value})
 }
 
-/// A time as manifests write it; `None` when it is finer than a millisecond.
+/// Formats a duration for manifests; `None` if it is finer than a millisecond.
 pub(super) fn time(time: Duration) -> Option<String> {
     let milliseconds = time.subsec_millis();
     if time.subsec_nanos() != milliseconds * 1_000_000 {

@@ -1,4 +1,4 @@
-//! The options that say which requests a sidecar logs, and how.
+//! Access log options of a sidecar.
 
 use std::ffi::OsString;
 
@@ -6,30 +6,29 @@ use clap::{Args, ValueEnum};
 use leno_model::{AccessLog, LogForm, LogTemplate, Sampling};
 use leno_proxy::LogChoice;
 
-/// Which requests are logged, on standard output.
+/// The access log on standard output: enabled state, format and sampling.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct AccessLogArgs {
-    /// Whether requests are logged, on standard output; `mesh`: as `spec.accessLog` of the
-    /// MeshConfig says
+    /// Access log on standard output; `mesh`: as in `spec.accessLog` of the MeshConfig
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Mesh)]
     access_log: Format,
-    /// How a line is written, with names of fields in braces [default: JSON]
+    /// Line format, with field names in braces [default: JSON]
     #[arg(long, value_name = "TEXT", value_parser = LogTemplate::parse)]
     access_log_template: Option<LogTemplate>,
-    /// How many of the requests that did not fail are logged; those that failed all are
+    /// Share of successful requests that are logged; failed requests are always logged
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     access_log_sampling: Option<Sampling>,
 }
 
-/// Whether requests are logged, as an option.
+/// The access log format, as an option.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// What the MeshConfig says
+    /// Use the MeshConfig
     #[default]
     Mesh,
-    /// No
+    /// Disable the access log
     Off,
-    /// One line of JSON each
+    /// One line of JSON per request
     Json,
 }
 
@@ -44,7 +43,7 @@ impl Format {
 }
 
 impl AccessLogArgs {
-    /// As a sidecar is told; a template or a share alone means that requests are logged.
+    /// Returns the choice for a sidecar; a template or a share alone enables the log.
     pub(crate) fn choice(&self) -> LogChoice {
         let (template, sampling) = (&self.access_log_template, self.access_log_sampling);
         let is_asked = template.is_some() || sampling.is_some();
@@ -55,13 +54,13 @@ impl AccessLogArgs {
                 sampling: sampling.unwrap_or(Sampling::ALL),
                 errors: true,
                 form: template.clone().map_or(LogForm::Json, LogForm::Template),
-                // What a sidecar was started with is for whoever started it.
+                // The log of the command line goes to standard output alone, never to a collector.
                 collector: None,
             })),
         }
     }
 
-    /// The same, as options.
+    /// Returns the choice as command line options.
     pub(crate) fn options(&self) -> Vec<OsString> {
         let template = self.access_log_template.as_ref();
         let template = template.map(|it| format!("--access-log-template={it}"));

@@ -1,4 +1,4 @@
-//! The options by which a proxy is a member of a mesh: its workload, and how it joins.
+//! Mesh membership options of a proxy: its workload and its credentials for joining.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,35 +14,34 @@ use leno_proxy::{AccountToken, Config, ControlAddress, TrustedRoots};
 
 use crate::data_directory::{HomeArgs, create_private};
 
-/// Who a proxy is, and how it joins.
+/// The identity of a proxy and its means of joining the mesh.
 #[derive(Debug, Args)]
 pub(crate) struct MemberArgs {
-    /// The workload that it stands for
+    /// Workload of this proxy
     #[arg(long, value_name = "NAMESPACE/NAME")]
     workload: WorkloadName,
-    /// The control planes, of which it uses one that is there: addresses, or names with a port,
-    /// which are looked up anew at each connection; may be given again
-    /// [default: what the token file or the last run says]
+    /// Control plane addresses, HOST:PORT, repeatable; one reachable address is used, and names are resolved
+    /// for each connection [default: from the token file or the last run]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     control: Vec<ControlAddress>,
-    /// What `leno token` made; needed when there is no valid certificate, and removed once used
+    /// Join token file from `leno token`; required without a valid certificate, and deleted after use
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// A token that the platform keeps fresh, such as that of a Kubernetes service account with the
-    /// audience `leno`: read whenever there is no valid certificate, and left there
+    /// Token that the platform rotates, such as a Kubernetes service account token with the audience `leno`;
+    /// read whenever there is no valid certificate, and never deleted
     #[arg(long, value_name = "FILE", conflicts_with = "token_file")]
     service_account_token: Option<PathBuf>,
-    /// The roots of the mesh, as PEM, that it trusts when it shows that token
-    /// [default: the text in the environment variable LENO_ROOTS]
+    /// Mesh root certificates (PEM) to trust when sending that token [default: the environment variable
+    /// LENO_ROOTS]
     #[arg(long, value_name = "FILE", requires = "service_account_token")]
     roots: Option<PathBuf>,
     #[arg(long, env = "LENO_ROOTS", hide = true)]
     roots_text: Option<String>,
-    /// Where key, certificate and last good snapshot are kept
-    /// [default: ~/.local/state/leno/proxies/NAMESPACE/NAME]
+    /// Directory for the key, the certificate and the last good snapshot [default:
+    /// ~/.local/state/leno/proxies/NAMESPACE/NAME]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The trust domain of the mesh [default: that of the token file or of the certificate]
+    /// Trust domain of the mesh [default: from the token file or the certificate]
     #[arg(long, value_name = "NAME", value_parser = TrustDomain::new)]
     trust_domain: Option<TrustDomain>,
     #[command(flatten)]
@@ -50,7 +49,7 @@ pub(crate) struct MemberArgs {
 }
 
 impl MemberArgs {
-    /// What is known of the proxy; everything else is as by default.
+    /// Returns the proxy configuration from these options; all other settings have their defaults.
     pub(crate) fn config(self) -> anyhow::Result<Config> {
         let workload = self.workload;
         let state = match self.state {
@@ -98,7 +97,7 @@ impl MemberArgs {
     }
 }
 
-/// Whom it trusts before it has a certificate.
+/// Returns the roots to trust before the proxy has a certificate.
 fn trusted(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedRoots> {
     match (file, text) {
         (Some(file), _) => Ok(TrustedRoots::File(file)),
@@ -113,7 +112,7 @@ fn trusted(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedR
     }
 }
 
-/// What a proxy knows of its mesh without being told.
+/// Mesh facts from the last run or the token file.
 #[derive(Debug, Default)]
 struct Known {
     /// The reason why the certificate of the last run cannot be used.
@@ -123,8 +122,8 @@ struct Known {
 }
 
 impl Known {
-    /// From the certificate of the last run while it is valid, else from the token file; either
-    /// may know control planes that the other does not.
+    /// Reads the certificate of the last run while it is valid, otherwise the token file. Either may list
+    /// control planes that the other lacks.
     fn find(
         state: &Path,
         token_file: Option<&Path>,
@@ -170,8 +169,8 @@ impl Known {
     }
 }
 
-/// Keeps the control planes that are used for the next run: the token file is gone after the
-/// first, and nobody needs to say again what was said once.
+/// Saves the control planes in use for the next run: the token file is deleted after the first run, so the
+/// addresses need not be repeated.
 fn remember(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
     let path = state.join(CONTROL_FILE);
     let text: String = control.iter().map(|address| format!("{address}\n")).collect();
@@ -181,7 +180,7 @@ fn remember(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
     Ok(leno_identity::replace_private(&path, text.as_bytes())?)
 }
 
-/// Empty when there is no file.
+/// Empty if the file does not exist.
 fn read_control(path: &Path) -> io::Result<String> {
     Ok(read_regular_text(path, FileOrigin::Leno, CONTROL_BYTES_MAX)?.unwrap_or_default())
 }

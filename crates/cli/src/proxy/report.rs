@@ -1,4 +1,4 @@
-//! Reports of a sidecar to the supervisor that started it, and orders of the supervisor.
+//! Status reports of a sidecar to its supervisor, and the supervisor's orders.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -21,16 +21,16 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 /// The state of a sidecar, as one line of JSON on the supervisor's socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Its process.
+    /// The process ID.
     pub(crate) pid: u32,
-    /// Its admin page.
+    /// The address of the admin page.
     pub(crate) admin: SocketAddr,
-    /// Its open doors, by name.
+    /// Open listeners by name.
     pub(crate) doors: BTreeMap<String, SocketAddr>,
-    /// The listeners that are closed, each with the cause.
+    /// Closed listeners, each with the cause.
     #[serde(default)]
     pub(crate) closed: BTreeMap<String, String>,
-    /// The requests in progress, once the supervisor has ordered to count them.
+    /// Requests in progress, once the supervisor has ordered the count.
     #[serde(default)]
     pub(crate) in_flight: Option<u64>,
 }
@@ -38,26 +38,26 @@ pub(crate) struct Report {
 /// An order of the supervisor, as one line of JSON on the same socket.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Order {
-    /// The states of the ports that are named.
+    /// The states of individual ports.
     pub(crate) ports: BTreeMap<u16, PortOrder>,
     /// The state of all other ports.
     pub(crate) otherwise: PortOrder,
-    /// Requests in progress are to be reported.
+    /// True if requests in progress are to be reported.
     pub(crate) count_requests: bool,
 }
 
-/// The state of a port of the application.
+/// The state of an application port.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PortOrder {
     /// Connections are forwarded to it.
     #[default]
     Open,
-    /// The application starts.
+    /// The application is starting.
     Starting,
-    /// The application does not run.
+    /// The application is not running.
     Down,
-    /// Another process listens there.
+    /// Another process listens on the port.
     Taken(String),
 }
 
@@ -80,14 +80,14 @@ impl From<Order> for PortStates {
 }
 
 impl Report {
-    /// The HTTP proxy door, if there is one.
+    /// Returns the address of the HTTP proxy listener, if there is one.
     pub(crate) fn http_proxy(&self) -> Option<SocketAddr> {
         self.doors.get("http-proxy").copied()
     }
 }
 
-/// The option, followed by the supervisor's process id, that makes `leno proxy` report on
-/// its standard input and end with its supervisor.
+/// The option, followed by the supervisor's process ID, that makes `leno proxy` report on its standard input
+/// and end with its supervisor.
 pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
 /// The parts of a sidecar that reports are made from.
@@ -95,14 +95,14 @@ pub(super) struct Reported<F> {
     pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
     pub(super) admin: SocketAddr,
     pub(super) in_flight: F,
-    /// The ports that orders are about.
+    /// The ports that orders refer to.
     pub(super) application: ApplicationPorts,
 }
 
-/// Reports the listeners whenever they change; never ends by itself.
+/// Reports the listeners on every change; never returns by itself.
 ///
 /// # Errors
-/// When a supervisor is expected and standard input is not its socket.
+/// If a supervisor is expected and standard input is not its socket.
 pub(super) fn reports<F: Fn() -> u64>(
     reported: Reported<F>,
     supervised: bool,
@@ -164,7 +164,7 @@ async fn report<F: Fn() -> u64>(
     }
 }
 
-/// Carries out orders; never ends.
+/// Executes orders; never returns.
 async fn obey(
     orders: Option<OwnedReadHalf>,
     application: &ApplicationPorts,
@@ -177,7 +177,7 @@ async fn obey(
         line.clear();
         let mut bounded = (&mut orders).take(ORDER_BYTES_MAX);
         if bounded.read_line(&mut line).await.unwrap_or(0) == 0 {
-            // The supervisor is gone, and this process ends with it.
+            // The supervisor has ended, and this process ends with it.
             return std::future::pending().await;
         }
         match serde_json::from_str::<Order>(&line) {
@@ -192,7 +192,7 @@ async fn obey(
 
 fn supervisor() -> io::Result<UnixStream> {
     let socket = StandardStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // A peer address is what tells a socket from a file or a terminal.
+    // Only sockets have a peer address, unlike files and terminals.
     socket.peer_addr()?;
     socket.set_nonblocking(true)?;
     UnixStream::from_std(socket)
@@ -204,9 +204,9 @@ async fn tell(socket: &mut OwnedWriteHalf, report: &Report) -> io::Result<()> {
     timeout(TELL_TIMEOUT, socket.write_all(line.as_bytes())).await?
 }
 
-/// The supervisor reads all the time; the kernel's buffer holds hundreds of reports.
+/// The supervisor reads continuously; the kernel's buffer holds hundreds of reports.
 const TELL_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pause between two counts of the requests in progress.
+/// The interval between two counts of the requests in progress.
 const COUNT_EVERY: Duration = Duration::from_millis(20);
 /// An order names at most the 256 ports of a workload.
 const ORDER_BYTES_MAX: u64 = 256 * 1024;

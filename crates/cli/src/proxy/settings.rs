@@ -1,4 +1,4 @@
-//! The options of a sidecar that have defaults: addresses, threads, the log, limits and times.
+//! Optional settings of a sidecar: addresses, threads, access log, limits and timeouts.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,65 +14,64 @@ use crate::duration::parse_duration;
 use crate::everywhere::has_v6;
 use crate::limits::SidecarLimitArgs;
 
-/// Options of `leno proxy` that may be left out.
+/// Optional settings of `leno proxy`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SettingArgs {
-    /// The address at which other sidecars reach this one; its ports are chosen by the kernel
+    /// Address for connections from other sidecars; the kernel chooses the ports
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     inbound: IpAddr,
-    /// The HTTP proxy for the application, or `off`
+    /// Address of the HTTP proxy for the application, or `off`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     http_proxy: MaybeAddress,
-    /// The address of the workload's own network namespace, whose connections nftables redirects
-    /// to this sidecar (ports 15001 outbound, 15003 inbound, 53 for names); needs root
+    /// Address in the workload's network namespace, from which nftables redirects connections to this sidecar
+    /// (ports 15001 outbound, 15003 inbound, 53 DNS); requires root
     #[arg(long, value_name = "IP", conflicts_with_all = ["inbound", "http_proxy"])]
     redirected: Option<IpAddr>,
-    /// Connections over IPv6 are redirected there too
+    /// Redirect IPv6 connections as well
     #[arg(long, requires = "redirected")]
     redirected_v6: bool,
-    /// Nothing of the sidecar's own is redirected, by the user that it runs as, and the cluster answers
-    /// names: destinations are recognised by their address. As in a pod, where it needs no rights
+    /// Exempt the sidecar's own traffic from redirection by its user ID, and leave DNS to the cluster:
+    /// destinations are matched by address. As in a pod, where no privileges are required
     #[arg(long, requires = "redirected")]
     uid_exempt: bool,
-    /// The application's look-ups of names are answered for services that the mesh knows, and passed
-    /// on by /etc/resolv.conf otherwise; they come by `leno intercept --dns`
+    /// Answer the application's DNS queries for services of the mesh, and forward all others to the resolvers
+    /// in /etc/resolv.conf; `leno intercept --dns` redirects the queries
     #[arg(long, requires = "uid_exempt")]
     dns: bool,
-    /// The domain of the cluster, under which services have names
-    /// [default: the one that /etc/resolv.conf searches, else cluster.local]
+    /// Cluster domain of service names [default: from the search list of /etc/resolv.conf, else cluster.local]
     #[arg(long, value_name = "DOMAIN", requires = "dns")]
     cluster_domain: Option<ClusterDomain>,
     #[command(flatten)]
     serving: ServingArgs,
 }
 
-/// Options that may be left out of every proxy, whatever it stands beside.
+/// Optional settings of sidecars and gateways.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServingArgs {
-    /// The read-only admin page: /metrics, /ready, /world, /connections
+    /// Address of the read-only admin interface: /metrics, /ready, /world, /connections
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     admin: SocketAddr,
-    /// Clients that get /metrics at --health: `any`, or addresses and ranges with commas between them
+    /// Clients allowed to read /metrics at --health: `any`, or a comma-separated list of addresses and ranges
     #[arg(long, value_name = "LIST", default_value_t)]
     metrics_from: ClientRanges,
-    /// Threads for requests
+    /// Number of data threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     cores: u16,
-    /// Roots, as PEM, that vouch for collectors with https; those of the system otherwise
+    /// CA certificates (PEM) used to verify https collectors [default: the system's roots]
     #[arg(long, value_name = "FILE")]
     collector_roots: Option<PathBuf>,
     #[command(flatten)]
     access_log: AccessLogArgs,
-    /// Protocols that a connection may change to by `Upgrade` or extended CONNECT, such as websocket,tcp; `any`
-    /// stands for all but HTTP/2. Policies about requests do not see what follows
+    /// Comma-separated protocols allowed for `Upgrade` and extended CONNECT, such as websocket,tcp; `any`: all
+    /// except HTTP/2. Request policies do not apply to the upgraded stream
     #[arg(long, value_name = "NAMES", default_value_t)]
     upgrades: Upgrades,
-    /// What it does when its certificate expires since no control plane renewed it in time
+    /// Behavior when the certificate expires because no control plane renewed it
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = ExpiryPolicy::Continue)]
     on_expiry: ExpiryPolicy,
     #[command(flatten)]
     limits: SidecarLimitArgs,
-    /// How long requests under way may take to finish after SIGTERM [default: 30s]
+    /// Time for requests in progress to finish after SIGTERM [default: 30s]
     #[arg(
         long,
         value_name = "TIME",
@@ -83,7 +82,7 @@ pub(crate) struct ServingArgs {
 }
 
 impl SettingArgs {
-    /// Puts the options into a configuration.
+    /// Applies the options to a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.interception = match self.redirected {
             Some(address) if self.uid_exempt => Interception::in_pod(address, self.versions()),
@@ -95,8 +94,8 @@ impl SettingArgs {
         self.serving.apply(config);
     }
 
-    /// Refuses to start where nobody would answer what the mesh does not know: every such look-up
-    /// of the application would fail.
+    /// Rejects a configuration without an upstream DNS resolver: every query for a name outside the mesh would
+    /// fail.
     pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
         let Some(look_ups) = &config.look_ups else { return Ok(()) };
         anyhow::ensure!(
@@ -109,7 +108,7 @@ impl SettingArgs {
     }
 
     fn versions(&self) -> Versions {
-        // `leno intercept` redirects both versions in a pod, whichever of them it has.
+        // `leno intercept` redirects both IP versions in a pod, whichever of them it has.
         let has_both = self.uid_exempt && has_v6();
         match self.redirected_v6 || has_both {
             true => Versions::Both,
@@ -119,7 +118,7 @@ impl SettingArgs {
 }
 
 impl ServingArgs {
-    /// Puts the options into a configuration.
+    /// Applies the options to a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.admin = self.admin;
         config.metrics_from.clone_from(&self.metrics_from);
@@ -137,12 +136,12 @@ impl ServingArgs {
     }
 }
 
-/// What a sidecar does when its certificate expires, as an option.
+/// The behavior of a sidecar on certificate expiry, as an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ExpiryPolicy {
-    /// It goes on; peers refuse its new connections
+    /// Keep serving; peers reject new connections
     Continue,
-    /// It drains and ends with an error
+    /// Drain and exit with an error
     Fail,
 }
 

@@ -1,4 +1,4 @@
-//! Revoking a pod of a cluster: an entry of `spec.revoked` in its MeshConfig.
+//! Revocation of a Kubernetes pod, as an entry of `spec.revoked` in the MeshConfig.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Out
         let spec = spec.context("the MeshConfig has no `spec`")?;
         spec.insert("revoked".to_owned(), Value::Array(entries));
         let name = config.metadata.name.clone().unwrap_or_default();
-        // It names the version that it replaces.
+        // The object carries the resource version that it replaces.
         let name = ObjectName::new(&name)?;
         match api(&client)?.replace(&name, &PostParams::default(), &config).await {
             Ok(_) => return Ok(outcome),
@@ -47,7 +47,7 @@ pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Out
     bail!("the MeshConfig is changed by others all the time: try again")
 }
 
-/// The UID of the pod that has this name now.
+/// Returns the UID of the pod that has this name now.
 async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid> {
     let namespace = NamespaceName::new(workload.namespace.as_str())?;
     let pods = ObjectApi::<Pod>::namespaced(client.clone(), &namespace);
@@ -61,7 +61,7 @@ async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid
     })
 }
 
-/// The one MeshConfig.
+/// Returns the single MeshConfig.
 async fn mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
     let found = api(client)?.list(&ListParams::default().limit(2)).await;
     let mut found = found.map_err(plain).context("the MeshConfig cannot be read")?.items;
@@ -89,7 +89,7 @@ fn entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
     }
 }
 
-/// Adds or removes an entry; false when that is not needed.
+/// Adds or removes an entry; false if no change is needed.
 fn edit(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Change) -> bool {
     let before = entries.len();
     match change {
@@ -115,7 +115,7 @@ fn edit(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Change) -> bo
     entries.len() != before
 }
 
-/// The workloads among the entries.
+/// Returns the workloads among the entries.
 fn all(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
     entries.iter().filter_map(read).collect()
 }
@@ -131,7 +131,7 @@ fn read(entry: &Value) -> Option<RevokedWorkload> {
     is_workload.then_some(RevokedWorkload { workload, uid })
 }
 
-/// The most attempts with a MeshConfig that others change meanwhile.
+/// The maximum of attempts if other clients change the MeshConfig concurrently.
 const ATTEMPTS_MAX: usize = 5;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What `leno top` shows: from what the mesh says and the size of the screen to text.
+//! Rendering of `leno top`: from the mesh status and the screen size to text.
 
 use std::cmp::Ordering;
 
@@ -11,22 +11,22 @@ use crate::figures::{AILING, FAILING, cpu, latency, memory, rate, share, sparkli
 use crate::get::scope;
 use crate::output::{Column, Format, Listing, shown};
 
-/// What there is to show.
+/// The content to show.
 pub(super) struct View {
     pub(super) status: Status,
     pub(super) traffic: TrafficStatus,
-    /// Why it is not newer.
+    /// The reason why the content is out of date.
     pub(super) trouble: Option<String>,
 }
 
-/// How large the screen is.
+/// The size of the screen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
     pub(super) columns: usize,
     pub(super) rows: usize,
 }
 
-/// How it is shown.
+/// The sort order and the styling.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look {
     pub(super) order: Order,
@@ -34,7 +34,7 @@ pub(super) struct Look {
 }
 
 impl View {
-    /// Puts first what is asked for; what has no figure comes last.
+    /// Sorts by the given order; rows without a figure come last.
     pub(super) fn sort(&mut self, order: Order) {
         self.traffic.services.sort_by(|one, other| compare(one, other, order));
         self.traffic.routes.sort_by(|one, other| compare(one, other, order));
@@ -64,7 +64,7 @@ fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: Order) -> Orde
     figure(&other.rates).total_cmp(&figure(&one.rates)).then_with(|| one.name.cmp(&other.name))
 }
 
-/// Everything, for a pipe.
+/// Renders everything, for a pipe.
 pub(super) fn plain(view: &View, format: Format) -> String {
     let tables = [services(view), rejections(view), routes(view), sidecars(view)]
         .map(|it| it.render(format));
@@ -92,7 +92,7 @@ fn nothing(view: &View) -> &'static str {
     }
 }
 
-/// A screen full, lines ended by newlines but for the last.
+/// Renders one screen; every line but the last ends with a newline.
 pub(super) fn render(view: &View, size: Size, look: Look) -> String {
     let mut lines = vec![header(view, size, look), String::new()];
     let tables = [
@@ -133,7 +133,7 @@ pub(super) fn render(view: &View, size: Size, look: Look) -> String {
     lines.join("\n")
 }
 
-/// How many lines each table gets: all have a few, and what is left goes to the first ones.
+/// Distributes the lines among the tables: each gets a few, and the rest goes to the first tables.
 fn shares(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
     let wanted: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
     let mut given: Vec<usize> = wanted.iter().map(|lines| (*lines).min(FEW_LINES)).collect();
@@ -148,7 +148,7 @@ fn shares(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
 
 fn header(view: &View, size: Size, look: Look) -> String {
     let Status { trust_domain, traffic_mode, proxies, behind, workloads, .. } = &view.status;
-    // Every request enters the mesh once: from a workload, to a service.
+    // Every request enters the mesh once, from a workload to a service.
     let edges = view.traffic.edges.iter().filter(|edge| edge.kind != "route");
     let total: f64 = edges.map(|edge| edge.rates.per_second).sum();
     let text = format!(
@@ -217,7 +217,7 @@ fn rated(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
             share(rates.success),
             latency(rates.p50_ms),
             latency(rates.p99_ms),
-            // The last step is not over yet.
+            // The last interval is still incomplete.
             sparkline(rates.recent.split_last().map_or(&[], |(_, past)| past)),
             rates.requests.to_string(),
             rates.failed.to_string(),
@@ -226,7 +226,7 @@ fn rated(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
     listing
 }
 
-/// Requests that the mesh rejected within the last half minute.
+/// Lists requests that the mesh rejected within the last 30 seconds.
 fn rejections(view: &View) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("rejected"),
@@ -273,14 +273,14 @@ fn sidecars(view: &View) -> Listing {
     listing
 }
 
-/// How a line is to look.
+/// The styling of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Header,
     Well,
     Ailing,
     Failing,
-    /// Nothing happens there.
+    /// No traffic.
     Quiet,
 }
 
@@ -319,12 +319,12 @@ impl Look {
     }
 }
 
-/// What of a line fits.
+/// Truncates a line to the screen width.
 fn cut(line: &str, columns: usize) -> String {
     line.chars().take(columns).collect()
 }
 
-/// A table's name and a few rows are shown however small the screen is.
+/// Minimum lines of a table, even on a small screen: its name and a few rows.
 const FEW_LINES: usize = 4;
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! The terminal while something live is shown: a screen of its own, keys at once, and all as before
-//! afterwards.
+//! Terminal handling for live views: alternate screen and unbuffered keys, restored on exit.
 
 use std::io::{self, Read as _, Write as _};
 use std::sync::OnceLock;
@@ -9,12 +8,12 @@ use tokio::sync::mpsc;
 
 use super::Order;
 
-/// A terminal that shows a screen of ours until this is dropped.
+/// A terminal in live mode, restored on drop.
 pub(super) struct Terminal {
     before: Termios,
 }
 
-/// What was pressed.
+/// The pressed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Quit,
@@ -23,14 +22,14 @@ pub(super) enum Key {
 }
 
 impl Terminal {
-    /// Takes the terminal over.
+    /// Switches the terminal to live mode.
     pub(super) fn enter() -> io::Result<Self> {
         let stdin = io::stdin();
         let before = termios::tcgetattr(&stdin)?;
         let mut ours = before.clone();
-        // Keys come one by one and are not shown; Ctrl-C stays a signal.
+        // Keys arrive one by one without echo; Ctrl-C still raises a signal.
         ours.local_modes.remove(termios::LocalModes::ICANON | termios::LocalModes::ECHO);
-        // A read waits for at most a tenth of a second, so that whoever reads notices the end.
+        // A read waits at most a tenth of a second, so that the reading thread notices the end.
         ours.special_codes[SpecialCodeIndex::VMIN] = 0;
         ours.special_codes[SpecialCodeIndex::VTIME] = 1;
         termios::tcsetattr(&stdin, OptionalActions::Now, &ours)?;
@@ -39,14 +38,14 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Restores the modes of the terminal without a write, which its reader may block.
+    /// Restores the terminal modes without a write, which its reader may block.
     pub(super) fn restore() {
         if let Some(before) = BEFORE.get() {
             termios::tcsetattr(io::stdin(), OptionalActions::Now, before).ok();
         }
     }
 
-    /// Keys as they are pressed. The thread that reads them ends when nobody wants them any more.
+    /// Returns pressed keys as they arrive. The reading thread ends once the receiver is dropped.
     pub(super) fn keys(&self) -> io::Result<mpsc::Receiver<Key>> {
         let (pressed, keys) = mpsc::channel(KEYS_MAX);
         std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
@@ -54,7 +53,7 @@ impl Terminal {
             let mut byte = [0];
             while !pressed.is_closed() {
                 match stdin.read(&mut byte) {
-                    // Nothing was pressed in time.
+                    // No key was pressed within the timeout.
                     Ok(0) => {}
                     Ok(_) => drop(pressed.try_send(key(byte[0]))),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -65,14 +64,14 @@ impl Terminal {
         Ok(keys)
     }
 
-    /// Columns and rows.
+    /// Returns columns and rows.
     pub(super) fn size(&self) -> (usize, usize) {
         let size = termios::tcgetwinsize(io::stdout());
         let size = size.map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
         size.ok().filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or((80, 24))
     }
 
-    /// Replaces what is shown, without a flicker.
+    /// Replaces the screen content without flicker.
     pub(super) fn draw(&self, screen: &str) -> io::Result<()> {
         let lines = screen.replace('\n', "\x1b[K\r\n");
         self.write(&format!("\x1b[H{lines}\x1b[J"))
@@ -87,7 +86,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Whoever has closed the terminal has no more use for it.
+        // The terminal may be closed already.
         self.write("\x1b[?25h\x1b[?1049l").ok();
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &self.before).ok();
     }
@@ -107,5 +106,5 @@ fn key(byte: u8) -> Key {
 
 /// The modes of the terminal before this process changed them.
 static BEFORE: OnceLock<Termios> = OnceLock::new();
-/// Keys that wait to be looked at.
+/// Capacity of the queue of pressed keys.
 const KEYS_MAX: usize = 16;

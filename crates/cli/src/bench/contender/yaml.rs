@@ -1,13 +1,13 @@
-//! YAML as contender files need it: text, lists and maps; nothing has a type of its own.
+//! A YAML subset for contender files: text, lists and maps; scalars have no types.
 
 use anyhow::bail;
 use saphyr_parser::{Event, Parser};
 use serde_json::{Map, Value};
 
-/// Reads the first document of a text.
+/// Parses the first document of a text.
 ///
 /// # Errors
-/// When it is not YAML, has anchors, or keys that are no text.
+/// If it is not YAML, or has anchors or non-text keys.
 pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
     let mut open: Vec<Open> = Vec::new();
     let mut parser = Parser::new_from_str(text);

@@ -1,4 +1,4 @@
-//! What a crowd has heard: who was told of which change of an endpoint, and when.
+//! Delivery of endpoint changes to a crowd: receivers and latencies.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +19,12 @@ pub(super) struct Seat {
     pub(super) workload: WorkloadName,
     pub(super) port: u16,
     pub(super) uses: BTreeSet<ServiceName>,
-    /// The service that it is behind.
+    /// The service that it is an endpoint of.
     pub(super) behind: Option<ServiceName>,
     pub(super) requests: mpsc::Sender<Request>,
 }
 
-/// What all members have heard so far. One thread only.
+/// The updates that all members have received so far. Single-threaded.
 pub(super) struct Audience {
     pub(super) seats: Vec<Seat>,
     heard: RefCell<Heard>,
@@ -33,17 +33,17 @@ pub(super) struct Audience {
 
 #[derive(Default)]
 struct Heard {
-    /// When each member moved, in order; its address tells how often it had.
+    /// Times of each member's moves, in order; its address encodes their number.
     moves: BTreeMap<WorkloadName, Vec<Instant>>,
-    /// The last move of each endpoint that a member has heard of.
+    /// The last received move of each endpoint, per member.
     known: BTreeMap<(usize, WorkloadName), usize>,
     latencies: Histogram,
-    /// How often somebody has to hear of a move, and has.
+    /// Expected and completed deliveries.
     expected: usize,
     reached: usize,
     /// Messages by member.
     messages: Vec<usize>,
-    /// The plan of each member, and when it last changed.
+    /// The configuration of each member, and the time of its last change.
     plans: Vec<Option<(Arc<WorkloadPlan>, u64)>>,
     streams: usize,
 }
@@ -58,7 +58,7 @@ impl Audience {
         Self { seats, heard: RefCell::new(heard), news: Notify::new() }
     }
 
-    /// A member was told something.
+    /// Records an update of a member.
     pub(super) fn told(&self, member: usize, update: &Update) {
         let now = Instant::now();
         self.news.notify_one();
@@ -85,7 +85,7 @@ impl Audience {
         }
     }
 
-    /// A stream is up, or down.
+    /// Records that a stream is up or down.
     pub(super) fn stream(&self, up: bool) {
         let mut heard = self.heard.borrow_mut();
         heard.streams = match up {
@@ -98,7 +98,7 @@ impl Audience {
         self.heard.borrow().streams
     }
 
-    /// Where a member listens now.
+    /// Returns the current listener address of a member.
     pub(super) fn listener(&self, member: usize) -> InboundListener {
         let seat = &self.seats[member];
         let moves = self.heard.borrow().moves.get(&seat.workload).map_or(0, Vec::len);
@@ -109,7 +109,7 @@ impl Audience {
         InboundListener { port: seat.port, address: SocketAddr::from(([127, 0, 0, 1], port)) }
     }
 
-    /// A member listens elsewhere from now on, and says so.
+    /// Moves a member to another listener address and reports it.
     pub(super) async fn relocate(&self, member: usize) -> anyhow::Result<()> {
         let seat = &self.seats[member];
         let users = self.users(member).count();
@@ -122,14 +122,14 @@ impl Audience {
         Ok(seat.requests.send(Request::Listeners(listeners, Default::default())).await?)
     }
 
-    /// Who uses the service that a member is behind.
+    /// Returns the members that use the service of a member.
     pub(super) fn users(&self, member: usize) -> impl Iterator<Item = usize> + '_ {
         let behind = self.seats[member].behind.clone();
         let uses = move |seat: &Seat| behind.as_ref().is_some_and(|name| seat.uses.contains(name));
         self.seats.iter().enumerate().filter(move |(_, seat)| uses(seat)).map(|(at, _)| at)
     }
 
-    /// Waits until everybody has heard what is to be heard; false when that takes too long.
+    /// Waits until all expected deliveries are complete; false on timeout.
     pub(super) async fn complete(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         loop {
@@ -145,19 +145,19 @@ impl Audience {
         }
     }
 
-    /// How many messages each member has got.
+    /// Returns the number of messages per member.
     pub(super) fn messages(&self) -> Vec<usize> {
         self.heard.borrow().messages.clone()
     }
 
-    /// Forgets the latencies so far.
+    /// Clears the latencies.
     pub(super) fn begin(&self) {
         let mut heard = self.heard.borrow_mut();
         heard.latencies = Histogram::new();
         (heard.expected, heard.reached) = (0, 0);
     }
 
-    /// What was heard since.
+    /// Returns the deliveries since.
     pub(super) fn seen(&self, changes: usize, elapsed: Duration) -> Seen {
         let heard = self.heard.borrow();
         let ms = |share| heard.latencies.quantile(share).as_secs_f64() * 1e3;
@@ -173,7 +173,7 @@ impl Audience {
         }
     }
 
-    /// When the plans changed that did after `since`, in microseconds after 1970.
+    /// Returns the times of configuration changes after `since`, in microseconds since the Unix epoch.
     pub(super) fn plans_since(&self, since: u64) -> Vec<u64> {
         let heard = self.heard.borrow();
         let changed = heard.plans.iter().flatten().map(|(_, at)| *at);
@@ -181,11 +181,11 @@ impl Audience {
     }
 }
 
-/// Now, in microseconds after 1970.
+/// Returns the current time in microseconds since the Unix epoch.
 pub(in crate::bench) fn since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Where a member listens after its first move: the port counts them. Nothing listens there.
+/// A member's listener port after its first move: the port counts the moves. No process listens there.
 const FIRST_MOVE: u16 = 20_000;

@@ -1,4 +1,4 @@
-//! Orders on standard input, answers on standard output.
+//! Orders on standard input, and their results on standard output.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::audience::{Audience, since_1970};
 use super::order::{Order, Told};
 use crate::output;
 
-/// Obeys until nobody gives orders any more; then waits for ever.
+/// Executes orders until standard input ends; then waits forever.
 pub(super) async fn obey(audience: &Audience) -> anyhow::Result<()> {
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = orders.next_line().await? {
@@ -55,7 +55,7 @@ async fn endpoint(
     Ok(Told::Seen(seen))
 }
 
-/// Each change is due at its own time, whether or not the one before was on time.
+/// Each change has its own scheduled time, independent of delays of the previous one.
 async fn storm(audience: &Audience, per_second: u32, seconds: f64) -> anyhow::Result<Told> {
     let changes = (f64::from(per_second) * seconds).ceil() as usize;
     let mut due = interval(Duration::from_secs(1) / per_second.max(1));

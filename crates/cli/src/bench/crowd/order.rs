@@ -1,53 +1,53 @@
-//! What the benchmark asks of a running crowd, and what that answers: a line of JSON each.
+//! The protocol between the benchmark and a running crowd: a line of JSON in each direction.
 
 use serde::{Deserialize, Serialize};
 
-/// What a crowd is to do.
+/// An order to a crowd.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(in crate::bench) enum Order {
-    /// One sidecar listens elsewhere, so many times, each when everybody has heard of the last.
+    /// One sidecar moves repeatedly, each time after all subscribers received the last move.
     Endpoint {
-        /// Its place in the crowd.
+        /// Its index in the crowd.
         member: usize,
         times: usize,
-        /// How long who should hear nothing is watched after each.
+        /// The time after each move in which messages to non-subscribers are counted.
         rest_ms: u64,
     },
-    /// Sidecars listen elsewhere one after the other, at a constant rate.
+    /// Sidecars move one after the other, at a constant rate.
     Storm { per_second: u32, seconds: f64 },
-    /// Waits until every plan has changed; answered `Ready` first.
+    /// Waits until every configuration has changed; answered with `Ready` first.
     Rule { patience_ms: u64 },
-    /// Tells how many streams are up.
+    /// Returns the number of connected streams.
     Streams,
 }
 
-/// What came of an order.
+/// The result of an order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::bench) enum Told {
-    /// What is waited for may happen now.
+    /// The expected change may happen now.
     Ready,
     /// Endpoints changed.
     Seen(Seen),
-    /// Plans changed, each so many microseconds after 1970.
+    /// Configurations changed, at these times in microseconds since the Unix epoch.
     Plans(Vec<u64>),
-    /// How many streams are up.
+    /// The number of connected streams.
     Streams(usize),
 }
 
-/// How changes of endpoints were heard of.
+/// Delivery of endpoint changes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(in crate::bench) struct Seen {
     pub(in crate::bench) changes: usize,
-    /// How often somebody had to hear of one, and did not in time.
+    /// Deliveries that were expected but did not arrive in time.
     pub(in crate::bench) missed: usize,
-    /// How many sidecars use the endpoint that changed last.
+    /// The number of sidecars that use the endpoint that changed last.
     pub(in crate::bench) users: usize,
-    /// How many messages went to sidecars that use nothing of what changed.
+    /// Messages to sidecars that use none of the changed endpoints.
     pub(in crate::bench) to_others: usize,
-    /// Until each of those that had to had heard, in milliseconds.
+    /// Latency until a subscriber received a change, in milliseconds.
     pub(in crate::bench) p50_ms: f64,
     pub(in crate::bench) p99_ms: f64,
     pub(in crate::bench) max_ms: f64,
-    /// How fast changes were made.
+    /// Changes per second.
     pub(in crate::bench) per_second: f64,
 }

@@ -1,4 +1,4 @@
-//! Apache JMeter as a driver: a closed loop to one target, a thread for each connection.
+//! Apache JMeter as a load generator: a closed loop to one target, one thread per connection.
 
 mod samples;
 
@@ -16,23 +16,23 @@ use crate::bench::rig::Rig;
 
 pub(super) use samples::Samples;
 
-/// The directory of JMeter's programs and libraries, built when it is not there yet.
+/// Returns the JMeter directory with programs and libraries, building it if missing.
 ///
 /// # Errors
-/// When Java is missing, or it cannot be built.
+/// If Java is missing, or the build fails.
 pub(super) async fn home(rig: &Rig) -> anyhow::Result<PathBuf> {
     maven::require(rig, "java", "running Apache JMeter")?;
     let home = maven::product(&PROJECT, rig).await?;
-    // It complains about a library folder that is not there.
+    // JMeter complains about a missing library directory.
     let unused = home.join("lib/junit");
     std::fs::create_dir_all(&unused).with_context(|| format!("no {}", unused.display()))?;
     Ok(home)
 }
 
-/// Starts it, and waits until its threads do.
+/// Starts it, and waits until its threads run.
 ///
 /// # Errors
-/// When it cannot do this, or does not start.
+/// If it does not support the load, or does not start.
 pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
     let home = home(rig).await?;
     let plan = dir.join("plan.jmx");
@@ -50,7 +50,7 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
     Ok(Load { child, measured_from: now + demand.warm_up, report: Report::Samples(samples) })
 }
 
-/// Reads what it prints until it begins; false when it ends before.
+/// Reads its output until it begins; false if it ends before.
 async fn begun(child: &mut Child) -> bool {
     while let Some(line) = child.line().await {
         if line.starts_with("Starting standalone test") {
@@ -75,7 +75,7 @@ fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
     let (host, port, path) = parts.with_context(|| format!("JMeter cannot ask {url}"))?;
     let mut command: Vec<OsString> = vec!["java".into()];
     command.extend(JVM.iter().map(Into::into));
-    // Preferences of a user are none of our business.
+    // Isolates JMeter from the user's preferences.
     command.push(option("-Djava.util.prefs.userRoot=", dir));
     command.extend(["-jar".into(), home.join("bin/ApacheJMeter.jar").into()]);
     command.extend(["-n".into(), "-t".into(), dir.join("plan.jmx").into()]);
@@ -104,12 +104,12 @@ fn option(name: &str, path: &Path) -> OsString {
     option
 }
 
-/// What it is, for reports.
+/// Its description in reports.
 pub(super) const DESCRIPTION: &str =
     "Apache JMeter 5.6.3, a thread for each connection, latencies in whole milliseconds";
-/// Until the threads of a cold virtual machine run.
+/// The time until the threads of a cold JVM run.
 pub(super) const STARTING: Duration = Duration::from_secs(5);
-/// On a busy machine.
+/// For a busy machine.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 const SAMPLES: &str = "samples.csv";
 const PLAN: &str = include_str!("../../../../../deploy/bench/jmeter/plan.jmx");
@@ -119,7 +119,7 @@ const PROJECT: Project = Project {
     sources: &[("pom.xml", include_str!("../../../../../deploy/bench/jmeter/pom.xml"))],
     product: "target/home",
 };
-/// Memory and collector as JMeter's own script has them.
+/// Memory and garbage collector as in JMeter's own script.
 const JVM: &[&str] = &[
     "-Xms1g",
     "-Xmx1g",
@@ -130,7 +130,7 @@ const JVM: &[&str] = &[
     "-Djava.awt.headless=true",
 ];
 const SETTINGS: &[&str] = &[
-    // It would listen for orders to stop.
+    // Disables the port for shutdown commands.
     "jmeterengine.nongui.port=0",
     "sampleresult.timestamp.start=true",
     "jmeter.save.saveservice.output_format=csv",
@@ -138,7 +138,7 @@ const SETTINGS: &[&str] = &[
     "jmeter.save.saveservice.timestamp_format=ms",
     "jmeter.save.saveservice.print_field_names=true",
 ];
-/// What it would write for each request, and nobody reads.
+/// Unused output columns.
 const LEFT_OUT: &[&str] = &[
     "assertion_results_failure_message",
     "bytes",

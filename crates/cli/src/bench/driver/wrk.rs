@@ -1,4 +1,4 @@
-//! wrk as a driver: a closed loop to one target.
+//! wrk as a load generator: a closed loop to one target.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use super::{Connecting, Demand, LOG, Load, Report, whole_seconds};
 use crate::bench::child::{Child, Launch};
 use crate::bench::rig::Rig;
 
-/// Warms up, then starts it.
+/// Runs the warm-up, then starts the measurement.
 ///
 /// # Errors
-/// When it cannot do this, or cannot be started.
+/// If it does not support the load, or cannot be started.
 pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
     let script = dir.join("report.lua");
     std::fs::write(&script, REPORT).context("wrk's script cannot be written")?;
@@ -20,7 +20,7 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
     let run = |length| {
         anyhow::Ok(wrk(demand, &script, whole_seconds(length))?.on(rig.load_cores.as_ref()))
     };
-    // It measures from its start: the warm-up is a run of its own.
+    // wrk measures from its start: the warm-up is a separate run.
     Child::start_piped(&run(demand.warm_up)?, &log)?.output().await?;
     let child = Child::start_piped(&run(demand.duration)?, &log)?;
     Ok(Load { child, measured_from: Instant::now(), report: Report::Printed })
@@ -45,7 +45,7 @@ fn wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
     Ok(Launch::new(command))
 }
 
-/// Makes wrk say what it found as our load generator does.
+/// Makes wrk report its results in the format of our load generator.
 const REPORT: &str = r#"
 function done(summary, latency, requests)
   local e = summary.errors

@@ -1,15 +1,15 @@
-//! Axes: where a value lies on a plot, and which values are written beside it.
+//! Plot axes: positions and labels of values.
 
-/// How values are spread.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::bench) enum Scale {
-    /// From nothing, evenly.
+    /// Linear from zero.
     Linear,
-    /// By powers.
+    /// Logarithmic.
     Logarithmic,
 }
 
-/// An axis from one value to another, over some length.
+/// An axis from one value to another, over a length.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Axis {
     scale: Scale,
@@ -20,7 +20,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis on which all these values have a place.
+    /// Creates an axis that includes all values.
     pub(super) fn over(values: impl IntoIterator<Item = f64>, scale: Scale, length: f64) -> Self {
         let values: Vec<f64> =
             values.into_iter().filter(|value| value.is_finite() && *value > 0.0).collect();
@@ -49,7 +49,7 @@ impl Axis {
         for power in from..=to {
             for factor in [1.0, 2.0, 5.0] {
                 let tick = factor * 10f64.powi(power);
-                // Few decades have room for more.
+                // A few decades have room for more labels.
                 if factor == 1.0 || (to - from <= 2 && power < to) {
                     ticks.push(tick);
                 }
@@ -63,7 +63,7 @@ impl Axis {
         Self { scale: Scale::Logarithmic, from, to, length, ticks }
     }
 
-    /// How far along the axis a value is.
+    /// Returns the position of a value along the axis.
     pub(super) fn place(&self, value: f64) -> f64 {
         let part = match self.scale {
             Scale::Linear => (value - self.from) / (self.to - self.from),
@@ -77,7 +77,7 @@ impl Axis {
 }
 
 const TICKS: f64 = 4.0;
-/// Latencies lie between a microsecond and minutes.
+/// Latencies range from a microsecond to minutes.
 const DECADES_MAX: i32 = 9;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Bars: one figure of each contender, lying, with the range of its repeats.
+//! Bar charts: one figure per contender, with the range of its repeats.
 
 use std::fmt::Write as _;
 
 use super::axis::{Axis, Scale};
 use crate::bench::figures::{escape, figure, tick};
 
-/// A bar for each contender.
+/// One bar per contender.
 pub(super) struct Bars<'a> {
     pub(super) bars: Vec<Bar<'a>>,
 }
@@ -13,13 +13,13 @@ pub(super) struct Bars<'a> {
 /// One contender.
 pub(super) struct Bar<'a> {
     pub(super) label: &'a str,
-    /// Its colour, by number.
+    /// The index of its color.
     pub(super) colour: usize,
-    /// What it consists of, with names.
+    /// Its named parts.
     pub(super) parts: Vec<(String, f64)>,
-    /// The smallest and largest of the repeats.
+    /// The minimum and maximum of the repeats.
     pub(super) range: Option<(f64, f64)>,
-    /// Beside the figure, such as a ratio.
+    /// A note after the figure, such as a ratio.
     pub(super) remark: String,
 }
 
@@ -30,7 +30,7 @@ impl Bar<'_> {
 }
 
 impl Bars<'_> {
-    /// The plot as SVG.
+    /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height = TOP + ROW * self.bars.len() as f64 + BOTTOM;
         let largest = self.bars.iter().map(|bar| bar.range.map_or(0.0, |r| r.1).max(bar.sum()));
@@ -124,17 +124,17 @@ fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
     svg.write_fmt(part).expect("a String takes what is written");
 }
 
-/// How many colours the style sheet has.
+/// The number of colors in the style sheet.
 pub(super) const COLOURS: usize = 8;
-/// How many shades of a colour it has beside the full one.
+/// The number of shades of a color in addition to the full one.
 const SHADES: usize = 3;
 const WIDTH: f64 = 520.0;
 const LEFT: f64 = 78.0;
-/// Room for the figure behind the longest bar.
+/// Space for the figure after the longest bar.
 const RIGHT: f64 = 104.0;
 const TOP: f64 = 6.0;
 const BOTTOM: f64 = 24.0;
 const ROW: f64 = 30.0;
 const BAR: f64 = 16.0;
-/// Between the parts of a bar.
+/// The gap between the parts of a bar.
 const GAP: f64 = 1.0;

@@ -1,4 +1,4 @@
-//! Groups of bars: one figure of each contender, in cases that are different things.
+//! Grouped bar charts: one figure per contender, in unrelated cases.
 
 use std::fmt::Write as _;
 
@@ -12,12 +12,12 @@ pub(super) struct Groups(pub(super) Vec<Group>);
 /// The bars of one case.
 pub(super) struct Group {
     pub(super) label: String,
-    /// Name, colour by number, and figure.
+    /// Name, color index, and figure.
     pub(super) bars: Vec<(String, usize, f64)>,
 }
 
 impl Groups {
-    /// The plot as SVG.
+    /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height: f64 = self.0.iter().map(Group::height).sum();
         let values = self.0.iter().flat_map(|group| group.bars.iter().map(|bar| bar.2));
@@ -74,7 +74,7 @@ impl Group {
 
 const WIDTH: f64 = 520.0;
 const LEFT: f64 = 78.0;
-/// Room for the figure behind the longest bar.
+/// Space for the figure after the longest bar.
 const RIGHT: f64 = 70.0;
 const HEADING: f64 = 22.0;
 const ROW: f64 = 21.0;

@@ -1,4 +1,4 @@
-//! Lines: how a figure of each contender goes along, from case to case or up the percentiles.
+//! Line charts: one figure per contender, over cases or percentiles.
 
 use std::fmt::Write as _;
 
@@ -6,9 +6,9 @@ use super::axis::{Axis, Scale};
 use super::bars::COLOURS;
 use crate::bench::figures::{escape, figure, tick};
 
-/// A line for each contender.
+/// One line per contender.
 pub(super) struct Lines<'a> {
-    /// What is written below, from left to right.
+    /// The labels of the x axis, from left to right.
     pub(super) x: Vec<&'a str>,
     pub(super) lines: Vec<Line<'a>>,
     pub(super) scale: Scale,
@@ -17,14 +17,14 @@ pub(super) struct Lines<'a> {
 /// One contender.
 pub(super) struct Line<'a> {
     pub(super) label: &'a str,
-    /// Its colour, by number.
+    /// The index of its color.
     pub(super) colour: usize,
-    /// A figure for each place below.
+    /// A figure per label of the x axis.
     pub(super) points: Vec<Option<f64>>,
 }
 
 impl Lines<'_> {
-    /// The plot as SVG.
+    /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let values = self.lines.iter().flat_map(|line| line.points.iter().flatten().copied());
         let axis = Axis::over(values, self.scale, HEIGHT - TOP - BOTTOM);
@@ -110,14 +110,14 @@ impl Lines<'_> {
         }
     }
 
-    /// Names at the ends of the lines, moved apart where they would lie on each other.
+    /// Draws names at the ends of lines, moved apart where they overlap.
     fn names(&self, svg: &mut String, axis: &Axis) {
         let last = |line: &Line<'_>| line.points.iter().rev().flatten().next().copied();
         let mut ends: Vec<(f64, &Line<'_>)> =
             self.lines.iter().filter_map(|line| Some((place_y(axis, last(line)?), line))).collect();
         ends.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut above = f64::NEG_INFINITY;
-        // Those that were pushed down must not leave the plot: begin high enough.
+        // The first name starts high enough that the last one stays inside the plot.
         let lowest = HEIGHT - BOTTOM;
         let count = ends.len();
         for (index, (y, line)) in ends.into_iter().enumerate() {
@@ -150,7 +150,7 @@ fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 46.0;
-/// Room for the names of contenders.
+/// Space for the names of contenders.
 const RIGHT: f64 = 86.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 28.0;

@@ -8,7 +8,7 @@ use crate::bench::figures::escape;
 use crate::bench::outcome::Outcome;
 use crate::bench::report::{CaseReport, Form, Plot, Report};
 
-/// The plots of a case, side by side.
+/// Renders the plots of a case, side by side.
 pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
     let members = members(report, case);
     let plots = [
@@ -38,7 +38,7 @@ pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
     format!("<div class=\"grid\">{}</div>", plots.concat())
 }
 
-/// A plot that a suite made.
+/// Renders a plot of a suite.
 pub(super) fn of_plot(report: &Report, plot: &Plot) -> String {
     let svg = match plot.form {
         Form::Lines(scale) => {
@@ -64,7 +64,7 @@ pub(super) fn of_plot(report: &Report, plot: &Plot) -> String {
     figure(&plot.title, &plot.about, &svg)
 }
 
-/// The colour of a contender, by number: ours is always the same.
+/// Returns the color index of a contender: ours is always the same.
 pub(super) fn colour(report: &Report, name: &str) -> usize {
     if let Some(own) = COLOURS_OF.iter().position(|known| *known == name) {
         return own;
@@ -78,7 +78,7 @@ pub(super) fn colour(report: &Report, name: &str) -> usize {
     COLOURS_OF.len() + place.unwrap_or(0)
 }
 
-/// A contender that took part in a case.
+/// A contender in a case.
 struct Member<'a> {
     name: &'a str,
     colour: usize,
@@ -174,7 +174,7 @@ fn figure(title: &str, about: &str, svg: &str) -> String {
     )
 }
 
-/// Contenders that everybody knows keep their colours from report to report.
+/// Well-known contenders have the same colors in all reports.
 const COLOURS_OF: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
-/// What other lines than those of contenders are called.
+/// Names of lines other than contenders.
 const COLOURS_OF_MODES: [&str; 2] = ["strict", "permissive"];

@@ -8,7 +8,7 @@ use crate::bench::outcome::Outcome;
 use crate::bench::report::{CaseReport, FigureTable, Published, Report};
 use crate::bench::table::cell;
 
-/// The figures of a case.
+/// Renders the figures of a case.
 pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
     let rows = report.contenders.iter().filter_map(|facts| {
         let outcome = case.contenders.get(&facts.name)?;
@@ -66,7 +66,7 @@ fn row(name: &str, colour: usize, outcome: &Outcome) -> String {
     )
 }
 
-/// A table that a suite made.
+/// Renders a table of a suite.
 pub(super) fn of_figures(figures: &FigureTable) -> String {
     let rows = figures.rows.iter().map(|row| {
         let cells = row.iter().map(|value| {
@@ -84,7 +84,7 @@ pub(super) fn of_figures(figures: &FigureTable) -> String {
     table(&figures.title, &head.collect::<String>(), &rows)
 }
 
-/// A table that others have published.
+/// Renders a published table of another project.
 pub(super) fn of_published(published: &Published) -> String {
     let rows = published.rows.iter().map(|row| {
         let cells = row.iter().map(|text| format!("<td>{}</td>", escape(text)));
@@ -102,7 +102,7 @@ pub(super) fn of_published(published: &Published) -> String {
     )
 }
 
-/// Words stand to the left; figures, also two in a cell, to the right.
+/// True for text, which is left-aligned; figures, also two in a cell, are right-aligned.
 fn is_words(value: &Value) -> bool {
     value
         .as_str()

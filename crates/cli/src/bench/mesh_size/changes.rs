@@ -1,4 +1,4 @@
-//! Changes in a mesh that is up: an endpoint, a rule, a storm, the end of the control plane.
+//! Changes in a running mesh: an endpoint, a rule, a storm, and a control plane restart.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::bench::sample;
 use crate::bench::trial::Timing;
 use crate::get::Mesh;
 
-/// Where a mesh is.
+/// The files and the address of a mesh.
 pub(super) struct Place<'a> {
     pub(super) file: &'a Path,
     pub(super) data: &'a Path,
@@ -27,8 +27,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Stage<'_, '_> {
-    /// Makes changes and measures what they take. The control plane that runs afterwards is
-    /// another one.
+    /// Makes changes and measures their cost. Afterwards a different control plane process is running.
     pub(super) async fn changes(
         &self,
         crowd: &mut Child,
@@ -46,7 +45,7 @@ impl Stage<'_, '_> {
         Ok((control, found))
     }
 
-    /// An endpoint of the service that most use moves.
+    /// Moves an endpoint of the most used service.
     async fn endpoint(
         &self,
         crowd: &mut Child,
@@ -70,7 +69,7 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// A rule that everybody obeys changes, in the files.
+    /// Changes a rule that affects all sidecars, in the files.
     async fn rule(
         &self,
         crowd: &mut Child,
@@ -100,7 +99,7 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// Endpoints move all the time: a rolling restart of everything.
+    /// Moves endpoints continuously, like a rolling restart of the whole mesh.
     async fn storm(
         &self,
         crowd: &mut Child,
@@ -126,7 +125,7 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// The control plane is gone, and another one comes on the same data: all come back at once.
+    /// Kills the control plane and starts another one on the same data: all sidecars reconnect at once.
     async fn restart(
         &self,
         crowd: &mut Child,
@@ -134,7 +133,7 @@ impl Stage<'_, '_> {
         place: &Place<'_>,
         found: &mut MeshChanges,
     ) -> anyhow::Result<Child> {
-        // Dropped, it is killed: nobody is told.
+        // Dropping kills the process, without a graceful shutdown.
         drop(control);
         let until = Instant::now() + ROLLOUT_PATIENCE;
         loop {
@@ -150,7 +149,7 @@ impl Stage<'_, '_> {
         let mut control = self.control(place.file, place.data, place.address)?;
         let all = self.crowd.sidecars as u64;
         loop {
-            // A connection of somebody else may have its port for a moment.
+            // Another connection may occupy the port for a moment.
             if control.ended().is_some() {
                 control = self.control(place.file, place.data, place.address)?;
             }
@@ -172,7 +171,7 @@ impl Stage<'_, '_> {
     }
 }
 
-/// What a control plane has counted.
+/// Counters of a control plane.
 #[derive(Debug, Clone, Copy)]
 struct Counters {
     touched: f64,
@@ -211,20 +210,20 @@ async fn answer(crowd: &mut Child) -> anyhow::Result<Told> {
     serde_json::from_str(&line).context("what the crowd says")
 }
 
-/// The figure that this share of all did not exceed; they are in order.
+/// Returns the quantile of sorted figures.
 fn share(figures: &[f64], share: f64) -> f64 {
     let rank = (share * figures.len() as f64).ceil() as usize;
     figures.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// How often one endpoint moves, and how long is watched whether others hear of it.
+/// The number of moves of one endpoint, and the time to watch for messages to non-subscribers.
 const MOVES: usize = 20;
 const REST_MS: u64 = 300;
 const MOVES_PATIENCE: Duration = Duration::from_secs(300);
-/// How often the rule changes, and how long that may take.
+/// The number of rule changes, and the timeout of each.
 const RULES: usize = 5;
 const RULE_PATIENCE_MS: u64 = 20_000;
-/// How many endpoints move each second, and for how long: a minute, unless runs are short.
+/// The rate of moves, and the duration of the storm: one minute, unless runs are short.
 const STORM_PER_SECOND: u32 = 200;
 const STORM_FACTOR: u32 = 12;
 const STORM_MAX: Duration = Duration::from_secs(60);

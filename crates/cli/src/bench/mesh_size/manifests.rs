@@ -1,4 +1,4 @@
-//! The manifests of a mesh of some size, and who uses what in it.
+//! Manifests of a mesh of a given size, and the services that each workload uses.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,10 +7,9 @@ use super::{PER_SERVICE, Stage, USED, workload};
 use crate::bench::rig::TrafficMode;
 
 impl Stage<'_, '_> {
-    /// The services that a workload uses, by number: those after its own, in a circle. Real
-    /// sidecars have a circle of their own when there are enough of them, so that everything that
-    /// they call is served; the others have one too, so that every service is used. The last
-    /// service is used by more than the others.
+    /// Returns the services that a workload uses, by number: those after its own, in a circle. Real sidecars
+    /// have a circle of their own if there are enough of them, so that all of their calls are served; the
+    /// others have one too, so that every service is used. The last service is used more than the others.
     pub(super) fn used(&self, index: usize) -> Vec<usize> {
         let (own, all, real) = (index / PER_SERVICE, self.services(), self.circle());
         let circle = if own < real { 0..real } else { real..all };
@@ -24,18 +23,18 @@ impl Stage<'_, '_> {
         used
     }
 
-    /// How many services only real sidecars are behind and use; none when those are too few.
+    /// Returns the number of services that only real sidecars serve and use; 0 if there are too few of them.
     fn circle(&self) -> usize {
         let whole = self.crowd.real.min(self.crowd.sidecars) / PER_SERVICE;
         if whole > 1 { whole } else { 0 }
     }
 
-    /// Whether real sidecars can call each other.
+    /// True if real sidecars can call each other.
     pub(super) fn serves(&self) -> bool {
         self.circle() > 0
     }
 
-    /// A service, and how many workloads are behind it.
+    /// Returns the name of a service, and the number of its workloads.
     pub(super) fn named(&self, service: usize) -> (String, usize) {
         let left = self.crowd.sidecars - service * PER_SERVICE;
         (format!("bench/service-{service}"), left.min(PER_SERVICE))
@@ -45,7 +44,7 @@ impl Stage<'_, '_> {
         self.crowd.sidecars.div_ceil(PER_SERVICE).max(1)
     }
 
-    /// The port of a workload's application: real ones share one.
+    /// Returns the port of a workload's application: real workloads share one.
     pub(super) fn port(&mut self, index: usize) -> anyhow::Result<u16> {
         match index < self.crowd.real {
             true => self.ports.of("application"),
@@ -124,8 +123,8 @@ impl Stage<'_, '_> {
     }
 }
 
-/// The rule that every policy refers to, in its `edition`: each differs from the others, and all
-/// allow what is asked for.
+/// Returns the rule that every policy references, in its `edition`: editions differ, but all allow the requests
+/// of the benchmark.
 pub(super) fn rule(edition: usize) -> String {
     format!(
         "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
@@ -134,7 +133,7 @@ pub(super) fn rule(edition: usize) -> String {
     )
 }
 
-/// Where applications of the crowd would listen.
+/// The unused port of the crowd's applications.
 const NOWHERE: u16 = 8080;
-/// Services whose workloads use the last one: ten times ten are a hundred.
+/// The number of services that use the last one: with ten workloads each, a hundred workloads.
 const POPULAR: usize = 10;

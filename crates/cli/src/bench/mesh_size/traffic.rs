@@ -1,4 +1,4 @@
-//! Traffic through the real sidecars of a mesh while something else is measured.
+//! Background traffic through the real sidecars of a mesh during measurements.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::Stage;
 use crate::ask;
 use crate::output;
 
-/// Requests one after the other, through each real sidecar in turn.
+/// Sequential requests, through each real sidecar in turn.
 pub(super) struct Traffic {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
@@ -26,10 +26,10 @@ struct Shared {
 }
 
 impl Traffic {
-    /// Begins.
+    /// Starts the traffic.
     ///
     /// # Errors
-    /// When a door has no address.
+    /// If a listener has no address.
     pub(super) fn start(stage: &mut Stage<'_, '_>) -> anyhow::Result<Self> {
         let mut doors: Vec<SocketAddr> = Vec::new();
         for index in 0..stage.crowd.real {
@@ -41,7 +41,7 @@ impl Traffic {
         Ok(Self { shared, task })
     }
 
-    /// Ends it: how many requests there were, and how many of them failed.
+    /// Stops the traffic; returns the number of requests and of failures.
     pub(super) async fn finish(self) -> (u64, u64) {
         self.shared.stop.store(true, Ordering::Relaxed);
         let ended = self.task.await;
@@ -68,5 +68,5 @@ async fn send(doors: Vec<SocketAddr>, shared: Arc<Shared>) {
     }
 }
 
-/// Enough that each of fifty sidecars serves all the time, and little beside what is measured.
+/// Enough that each of fifty sidecars serves all the time, and negligible for the measurement.
 const PER_SECOND: u32 = 100;

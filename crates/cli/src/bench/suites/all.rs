@@ -1,4 +1,4 @@
-//! The suite `all`: every other one, within the time that the user gives.
+//! The suite `all`: every other suite within a time budget.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl AllArgs {
     /// Measures one suite after the other.
     ///
     /// # Errors
-    /// When a suite cannot be measured at all.
+    /// If a suite cannot be measured at all.
     pub(crate) async fn measure(&self) -> anyhow::Result<Vec<Report>> {
         let budget = self.options.budget().unwrap_or(BUDGET);
         let part = |share: f64| self.options.within(Some(budget.mul_f64(share)));
@@ -45,10 +45,10 @@ impl AllArgs {
     }
 }
 
-/// When nobody says how long.
+/// The default time budget.
 const BUDGET: Duration = Duration::from_secs(15 * 60);
 
-// What part of the time each suite gets: by how many runs it has.
+// The share of the budget per suite, by its number of runs.
 const SIDECAR: f64 = 0.38;
 const GATEWAY_RATINGS: f64 = 0.14;
 const LATENCY: f64 = 0.18;

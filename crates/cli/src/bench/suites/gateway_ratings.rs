@@ -1,4 +1,4 @@
-//! The suite `gateway-ratings`: two links of bookinfo, as osm-edge's "Data plane benchmarking".
+//! The suite `gateway-ratings`: two links of bookinfo, as in osm-edge's "Data plane benchmarking".
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ use crate::bench::statistics::{median, rounded};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GatewayRatingsArgs {
-    /// Connections, each with its next request when the last is answered: JMeter's threads
+    /// Number of connections, each with one request at a time, like JMeter's threads
     #[arg(long, value_name = "N", default_value_t = 200)]
     connections: u32,
-    /// Cores for all sidecars together; a case for each [default: 1, and 2 where there are two]
+    /// Cores for all sidecars together; one case per value [default: 1, and 2 if there are two]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// The applications
+    /// Applications
     #[arg(long, value_enum, default_value_t)]
     app: App,
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub(crate) struct GatewayRatingsArgs {
 }
 
 impl GatewayRatingsArgs {
-    /// The suite as `all` runs it.
+    /// The suite as run by `all`.
     pub(crate) fn with(options: Options) -> Self {
         Self { connections: 200, cores: Vec::new(), app: App::BuiltIn, options }
     }
@@ -43,7 +43,7 @@ impl GatewayRatingsArgs {
     /// Measures.
     ///
     /// # Errors
-    /// When nothing can be measured.
+    /// If no case can be measured.
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
         let mut cases = Vec::new();
         for (link, target) in LINKS {
@@ -65,7 +65,7 @@ impl GatewayRatingsArgs {
         Ok(report)
     }
 
-    /// What the published figures had and these do not.
+    /// Returns the parts of the published figures that are missing here.
     fn not_shown(&self) -> Vec<&'static str> {
         let applications = match self.app {
             App::BuiltIn => {
@@ -113,7 +113,7 @@ fn count(cores: usize) -> String {
     }
 }
 
-/// In the shape of the published table.
+/// Returns the figures in the form of the published table.
 fn table(report: &Report) -> FigureTable {
     let columns = [
         "link",
@@ -165,7 +165,7 @@ fn table(report: &Report) -> FigureTable {
     }
 }
 
-/// Nothing where there are no sidecars.
+/// Empty if there are no sidecars.
 fn cpu_percent(outcome: &Outcome) -> Value {
     let busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
     let busy = median(busy).filter(|busy| *busy > 0.0);
@@ -212,7 +212,7 @@ fn plots(report: &Report) -> Vec<Plot> {
     ]
 }
 
-/// The services that the load asks, and the role of the door to each.
+/// The called services, and the roles of the outbound listeners for them.
 const LINKS: [(&str, &str); 2] =
     [("ratings", "entrance-ratings"), ("gateway-ratings", "entrance-gateway")];
 

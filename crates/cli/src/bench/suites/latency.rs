@@ -1,4 +1,4 @@
-//! The suite `latency`: constant rates from one client to three services, as OSM's "Performance".
+//! The suite `latency`: constant rates from one client to three services, as in OSM's "Performance".
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::bench::statistics::{rounded, slope};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LatencyArgs {
-    /// Requests per second; a case for each
+    /// Requests per second; one case per value
     #[arg(long, value_name = "R", value_delimiter = ',', default_value = "100,500,1000,2000,4000")]
     rates: Vec<u32>,
     /// Connections of the load generator, divided among the services
@@ -29,7 +29,7 @@ pub(crate) struct LatencyArgs {
 }
 
 impl LatencyArgs {
-    /// The suite as `all` runs it.
+    /// The suite as run by `all`.
     pub(crate) fn with(options: Options) -> Self {
         Self { rates: vec![100, 500, 1000, 2000, 4000], connections: 48, options }
     }
@@ -37,7 +37,7 @@ impl LatencyArgs {
     /// Measures.
     ///
     /// # Errors
-    /// When nothing can be measured.
+    /// If no case can be measured.
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
         let cases: Vec<Case> = self.rates.iter().map(|rate| self.case(*rate)).collect();
         let mut report = session::measure(&SUITE, &self.options, DEFAULTS, &cases).await?;
@@ -59,7 +59,7 @@ impl LatencyArgs {
     }
 }
 
-/// The rates, as columns.
+/// Returns the rates, as columns.
 fn columns(report: &Report, first: &str) -> Vec<String> {
     let names = report.cases.iter().map(|case| match case.parameters.get("rate") {
         Some(rate) => format!("{rate}/s"),
@@ -68,7 +68,7 @@ fn columns(report: &Report, first: &str) -> Vec<String> {
     [first.to_owned()].into_iter().chain(names).collect()
 }
 
-/// A figure of a contender in each case.
+/// Returns a figure of a contender in each case.
 fn along(report: &Report, name: &str, of: impl Fn(&Outcome) -> f64) -> Vec<Option<f64>> {
     report.cases.iter().map(|case| case.contenders.get(name).map(&of)).collect()
 }
@@ -103,7 +103,7 @@ fn latencies(report: &Report) -> FigureTable {
     FigureTable { title, columns: columns(report, "percentile"), rows }
 }
 
-/// What a contender is in the words of the published table.
+/// Describes a contender in the terms of the published table.
 fn meaning(name: &str) -> String {
     match name {
         "none" => "without".to_owned(),
@@ -111,7 +111,7 @@ fn meaning(name: &str) -> String {
     }
 }
 
-/// CPU and memory of the sidecar of the client, through which all requests go.
+/// Returns CPU and memory of the client's sidecar, which carries all requests.
 fn sidecar(report: &Report) -> FigureTable {
     let mut rows = Vec::new();
     for name in names(report).filter(|name| *name != "none") {
@@ -188,7 +188,7 @@ fn plots(report: &Report) -> Vec<Plot> {
     ]
 }
 
-/// The process through which all requests go.
+/// The process that carries all requests.
 const CLIENT: &str = "client";
 
 const SUITE: Suite = Suite {

@@ -1,4 +1,4 @@
-//! The suites `router` and `removal`: Sermant's consumer, providers and data, paced.
+//! The suites `router` and `removal`: Sermant's consumer, providers and data source, at fixed rates.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::duration::{parse_duration, short};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RouterArgs {
-    /// How long the source of data keeps each answer back; cases for each
+    /// Delay of each response of the data source; one set of cases per value
     #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "0s,30ms",
           value_parser = parse_duration)]
     delay: Vec<Duration>,
@@ -28,17 +28,17 @@ pub(crate) struct RouterArgs {
     pub(crate) options: Options,
 }
 
-/// Which of the two it is.
+/// The suite to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Requests go to the providers that carry a tag.
+    /// Requests are routed to the providers with a tag.
     Router,
-    /// Providers that fail are left alone.
+    /// Failing providers are ejected.
     Removal,
 }
 
 impl RouterArgs {
-    /// The suite as `all` runs it.
+    /// The suite as run by `all`.
     pub(crate) fn with(options: Options) -> Self {
         Self { delay: vec![Duration::ZERO, PUBLISHED_DELAY], options }
     }
@@ -46,7 +46,7 @@ impl RouterArgs {
     /// Measures.
     ///
     /// # Errors
-    /// When nothing can be measured.
+    /// If no case can be measured.
     pub(crate) async fn measure(&self, rule: Rule) -> anyhow::Result<Report> {
         let mut cases = Vec::new();
         for delay in &self.delay {
@@ -109,7 +109,7 @@ impl Rule {
     }
 }
 
-/// In the shape of the published table: baseline / with, and the difference.
+/// Returns the figures in the form of the published table: baseline, with the rule, and the difference.
 fn table(report: &Report) -> FigureTable {
     let mut rows = Vec::new();
     for case in &report.cases {
@@ -194,11 +194,11 @@ fn short_delay(milliseconds: u64) -> String {
     }
 }
 
-/// The sidecar that is measured apart: the published figures are those of the consumer.
+/// The sidecar that is measured separately: the published figures are those of the consumer.
 const CONSUMER: &str = "consumer";
 /// Connections and requests per second, as published.
 const PACES: [(u32, u32); 2] = [(50, 1000), (100, 2000)];
-/// What puts P90 where the published figures have it.
+/// The delay that reproduces the published P90.
 const PUBLISHED_DELAY: Duration = Duration::from_millis(30);
 
 const ABOUT: &str = "A consumer asks one of three providers, which ask one source of data, at a \

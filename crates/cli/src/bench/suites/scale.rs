@@ -1,4 +1,4 @@
-//! The suite `scale`: many sidecars join at once, as OSM's "Scalability", and hear of changes.
+//! The suite `scale`: many sidecars that join at once and receive changes, as in OSM's "Scalability".
 
 mod goals;
 
@@ -23,13 +23,13 @@ use crate::bench::statistics::{median, rounded};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ScaleArgs {
-    /// Sidecars of a mesh; a mesh for each, in strict and in permissive mode
+    /// Number of sidecars; one mesh per value, in strict and in permissive mode
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "200,400,800,1600")]
     sidecars: Vec<usize>,
-    /// How many of them are real processes
+    /// Number of sidecars that are real processes
     #[arg(long, value_name = "N", default_value_t = REAL)]
     real: usize,
-    /// Services of further meshes, in which one sidecar uses five
+    /// Number of services of additional meshes, in which one sidecar uses five
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "10,10000")]
     services: Vec<usize>,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(crate) struct ScaleArgs {
 }
 
 impl ScaleArgs {
-    /// The suite as `all` runs it.
+    /// The suite as run by `all`.
     pub(crate) fn with(options: Options) -> Self {
         Self {
             sidecars: vec![200, 400, 800, 1600],
@@ -47,7 +47,7 @@ impl ScaleArgs {
         }
     }
 
-    /// How many meshes there are.
+    /// Returns the number of meshes.
     pub(crate) fn count(&self) -> usize {
         self.sidecars.len() * MODES.len()
     }
@@ -55,7 +55,7 @@ impl ScaleArgs {
     /// Measures.
     ///
     /// # Errors
-    /// When a mesh does not come up.
+    /// If a mesh does not start.
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
         let began = Instant::now();
         let mut runner = self.options.runner(DEFAULTS, self.count())?;
@@ -107,7 +107,7 @@ impl ScaleArgs {
     }
 }
 
-/// The medians of some repeats.
+/// Returns the medians of some repeats.
 fn middle(repeats: &[MeshSize]) -> Option<MeshSize> {
     let of =
         |figure: fn(&MeshSize) -> f64| rounded(median(repeats.iter().map(figure)).unwrap_or(0.0));
@@ -124,7 +124,7 @@ fn middle(repeats: &[MeshSize]) -> Option<MeshSize> {
         empty_memory_mib: of(|m| m.empty_memory_mib),
         per_sidecar_kib: of(|m| m.per_sidecar_kib),
         sidecar_memory_mib: of(|m| m.sidecar_memory_mib),
-        // Each repeat makes many of them already.
+        // Each repeat already aggregates many changes.
         changes: first.changes,
     })
 }
@@ -146,7 +146,7 @@ fn of_mode(meshes: &[MeshSize], mode: TrafficMode) -> impl Iterator<Item = &Mesh
     meshes.iter().filter(move |mesh| mesh.mode == mode)
 }
 
-/// In the shape of the published table.
+/// Returns the figures in the form of the published table.
 fn table(meshes: &[MeshSize]) -> FigureTable {
     let sizes = of_mode(meshes, TrafficMode::Strict).map(|mesh| mesh.sidecars.to_string());
     let columns = ["sidecars".to_owned()].into_iter().chain(sizes).collect();
@@ -194,7 +194,7 @@ fn plots(meshes: &[MeshSize]) -> Vec<Plot> {
 const MODES: [TrafficMode; 2] = [TrafficMode::Strict, TrafficMode::Permissive];
 /// Enough to carry traffic of their own.
 const REAL: usize = 50;
-/// What starting, joining, changes and coming back take, roughly.
+/// The approximate time for starting, joining, changes and reconnects.
 const JOINING: Duration = Duration::from_secs(90);
 
 const SUITE: Suite = Suite {

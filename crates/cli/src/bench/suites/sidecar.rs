@@ -15,32 +15,32 @@ use crate::bench::session::{self, Suite};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SidecarArgs {
-    /// Connections of the load generator; a case for each
+    /// Connections of the load generator; one case per value
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "200")]
     connections: Vec<u32>,
-    /// Bytes of each response; a case for each
+    /// Bytes of each response; one case per value
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "1024")]
     body: Vec<usize>,
-    /// What is carried; a case for each
+    /// Traffic; one case per value
     #[arg(long, value_enum, value_delimiter = ',', default_value = "http")]
     work: Vec<Work>,
     #[command(flatten)]
     pub(crate) options: Options,
 }
 
-/// What is carried.
+/// The traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Work {
-    /// HTTP/1.1 on connections that stay open
+    /// HTTP/1.1 on keep-alive connections
     Http,
     /// HTTP/1.1 with a new connection for each request
     Fresh,
-    /// Bytes that the proxies do not look into
+    /// Opaque TCP
     Tcp,
 }
 
 impl SidecarArgs {
-    /// The suite as `all` runs it.
+    /// The suite as run by `all`.
     pub(crate) fn with(options: Options) -> Self {
         Self {
             connections: vec![1, 200, 1000],
@@ -53,7 +53,7 @@ impl SidecarArgs {
     /// Measures.
     ///
     /// # Errors
-    /// When nothing can be measured.
+    /// If no case can be measured.
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
         session::measure(&SUITE, &self.options, DEFAULTS, &self.cases()).await
     }
@@ -115,7 +115,7 @@ Examples:
   leno bench sidecar
   leno bench sidecar --contenders leno,envoy --connections 200 --duration 5s --repeats 3 -o json
   leno bench sidecar --connections 1,50,200,1000 --body 100,1024,10240,102400 --budget 20m
-  leno bench sidecar --contenders leno,leno-seen --repeats 9     # what traces, logs and metrics by OTLP cost
+  leno bench sidecar --contenders leno,leno-seen --repeats 9     # the cost of traces, logs and metrics over OTLP
   leno bench sidecar --work http,fresh,tcp --html report.html
   leno bench sidecar --contenders leno,command:mine.yaml
 ";

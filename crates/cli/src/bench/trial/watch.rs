@@ -1,4 +1,4 @@
-//! Watching: what everything has taken at two moments of a trial, and what lies between them.
+//! Resource readings at two moments of a trial, and their difference.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,14 +18,13 @@ use crate::bench::rig::Rig;
 use crate::bench::sample::{self, Memory, tree};
 use crate::bench::statistics::rounded;
 
-/// What is watched while load is under way. Who belongs to whom is found out beforehand: readings
-/// are to be quick.
+/// The processes to read while the load runs. Process trees are resolved beforehand, so that readings are fast.
 pub(super) struct Watched {
     proxies: Vec<(String, Vec<u32>)>,
     beside: Vec<(String, Vec<u32>)>,
     applications: Vec<u32>,
     load: Vec<u32>,
-    /// Where applications tell how much they answered.
+    /// The ports at which applications report their counts.
     counting: Vec<u16>,
     cores: Layers,
 }
@@ -33,21 +32,21 @@ pub(super) struct Watched {
 /// The cores of the proxies and those of the load.
 enum Layers {
     Apart(Cores, Cores),
-    /// They share these.
+    /// Proxies and load share these.
     Shared(Cores),
     Unknown,
 }
 
-/// What everything had taken at one moment.
+/// The usage of all processes at one moment.
 pub(super) struct Reading {
     at: Instant,
     proxies: BTreeMap<String, Duration>,
     beside: BTreeMap<String, Duration>,
     applications: Duration,
     load: Duration,
-    /// How long the cores of the proxies, and those of the load, were busy with anything.
+    /// The busy time of the cores of the proxies, and of the load.
     cores: (Duration, Duration),
-    /// How many requests the applications had answered, if they count.
+    /// The number of requests that the applications have answered, if they count.
     answered: Option<f64>,
 }
 
@@ -81,12 +80,12 @@ impl Watched {
     /// Reads everything.
     ///
     /// # Errors
-    /// When an application does not tell how much it answered.
+    /// If an application does not report its count.
     pub(super) async fn read(&self) -> anyhow::Result<Reading> {
         let each = |all: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
             all.iter().map(|(name, pids)| (name.clone(), sample::cpu(pids))).collect()
         };
-        // An answer takes its time under load: the count meant is in the middle of two.
+        // The query itself takes time under load: the mean of two counts is used.
         let earlier = self.answered().await?;
         let mut reading = Reading {
             at: Instant::now(),
@@ -118,10 +117,10 @@ impl Watched {
         Ok(sum)
     }
 
-    /// Begins to count what the proxies execute, if there are any.
+    /// Starts counting instructions of the proxies, if there are any.
     ///
     /// # Errors
-    /// When counting cannot begin.
+    /// If counting cannot start.
     pub(super) fn count_instructions(
         &self,
         length: Duration,
@@ -134,7 +133,7 @@ impl Watched {
         }
     }
 
-    /// The memory of the proxies.
+    /// Returns the memory of the proxies.
     pub(super) fn memory(&self) -> MemoryKib {
         let mut all = MemoryKib::default();
         for (name, pids) in &self.proxies {
@@ -146,17 +145,17 @@ impl Watched {
         all
     }
 
-    /// The private memory of what runs beside the proxies.
+    /// Returns the private memory of the contender's other processes.
     pub(super) fn beside_private(&self) -> BTreeMap<String, u64> {
         let beside = self.beside.iter();
         beside.map(|(name, pids)| (name.clone(), sample::memory(pids).private_kib)).collect()
     }
 }
 
-/// What happened between two readings, in seconds of CPU time.
+/// The difference of two readings, in seconds of CPU time.
 pub(super) struct Spent {
     seconds: f64,
-    /// How many requests were answered.
+    /// The number of answered requests.
     pub(super) requests: f64,
     proxies: BTreeMap<String, f64>,
     beside: BTreeMap<String, f64>,
@@ -167,7 +166,7 @@ pub(super) struct Spent {
 }
 
 impl Spent {
-    /// `rps` stands in where applications do not count.
+    /// Computes the difference; `rps` replaces the counts of applications that do not count.
     pub(super) fn between(before: &Reading, after: &Reading, rps: f64) -> Self {
         let spent = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
         let each = |after: &BTreeMap<String, Duration>, before: &BTreeMap<String, Duration>| {
@@ -192,7 +191,7 @@ impl Spent {
         }
     }
 
-    /// Microseconds for each request.
+    /// Returns microseconds per request.
     fn cost(&self, seconds: f64) -> f64 {
         rounded(seconds * 1e6 / self.requests)
     }
@@ -214,7 +213,7 @@ impl Spent {
         }
     }
 
-    /// Clock ticks and the scheduler's own count differ a little: less than nothing is nothing.
+    /// Clock ticks and the scheduler's counters differ slightly, so negative values become zero.
     pub(super) fn cores(&self) -> CoresBusy {
         let proxies: f64 = self.proxies.values().sum();
         let load = self.applications + self.load;
@@ -237,7 +236,7 @@ impl Spent {
 mod tests {
     use super::*;
 
-    /// What everything has taken after so many seconds at a steady pace; `cores` as it is read.
+    /// Creates a reading after some seconds at a steady pace; `cores` is the reading of the cores.
     fn reading(began: Instant, seconds: f64, cores: (f64, f64), answered: Option<f64>) -> Reading {
         let taken = |cores: f64| Duration::from_secs_f64(cores * seconds);
         Reading {
@@ -278,12 +277,12 @@ mod tests {
     #[test]
     fn strangers_are_what_is_left_of_busy_cores_counted_once() {
         for (read, strangers) in [
-            // Apart: 0.5 is the proxies', 0.85 that of load, applications and control plane.
+            // Separate cores: 0.5 for the proxies, 0.85 for load, applications and control plane.
             ((0.5, 0.85), (0.0, 0.0)),
             ((0.75, 1.0), (0.25, 0.15)),
-            // Clock ticks lag behind: nobody is less than nothing.
+            // Clock ticks lag behind: no value is negative.
             ((0.45, 0.8), (0.0, 0.0)),
-            // Shared: one figure for all of it.
+            // Shared cores: one figure for all of it.
             ((1.35, 0.0), (0.0, 0.0)),
             ((1.75, 0.0), (0.4, 0.0)),
         ] {

@@ -1,4 +1,4 @@
-//! What a demo service says: JSON, a page, or an error with its reason.
+//! Responses of the demo services: JSON, a page, or an error with its reason.
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::upstream::UpstreamError;
 
-/// A whole response.
+/// A complete response.
 pub(super) type Answer = Response<Full<Bytes>>;
 
-/// A value as JSON.
+/// Returns a value as JSON.
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
     match serde_json::to_vec(value) {
         Ok(body) => with_body(status, "application/json", body),
@@ -20,18 +20,18 @@ pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Answer {
     }
 }
 
-/// A page.
+/// Returns a page.
 pub(super) fn html(status: StatusCode, page: String) -> Answer {
     with_body(status, "text/html; charset=utf-8", page)
 }
 
-/// No such path or product.
+/// Returns 404 for an unknown path or product.
 pub(super) fn not_found(path: &str) -> Answer {
     let value = json!({"error": "not found", "path": path});
     json(StatusCode::NOT_FOUND, &value)
 }
 
-/// Only GET and HEAD are served.
+/// Returns 405: only GET and HEAD are served.
 pub(super) fn method_not_allowed() -> Answer {
     let value = json!({"error": "method not allowed: use GET"});
     let mut answer = json(StatusCode::METHOD_NOT_ALLOWED, &value);
@@ -40,7 +40,7 @@ pub(super) fn method_not_allowed() -> Answer {
     answer
 }
 
-/// A service behind this one failed: 503 and why.
+/// Returns 503 with the reason, after a failed call to another service.
 pub(super) fn unavailable(error: &UpstreamError) -> Answer {
     let value = json!({
         "error": error.to_string(),
@@ -51,7 +51,7 @@ pub(super) fn unavailable(error: &UpstreamError) -> Answer {
     json(StatusCode::SERVICE_UNAVAILABLE, &value)
 }
 
-/// Any body with its type.
+/// Returns a body of any type.
 pub(super) fn with_body(
     status: StatusCode,
     content_type: &'static str,

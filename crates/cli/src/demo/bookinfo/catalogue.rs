@@ -1,4 +1,4 @@
-//! The books of the demo shop, and what readers think of them.
+//! Books of the demo shop, and their reviews.
 
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ pub(super) struct Book {
     pub(super) opinions: [Opinion; 2],
 }
 
-/// What one reader thinks.
+/// The opinion of one reader.
 #[derive(Debug)]
 pub(super) struct Opinion {
     pub(super) reviewer: &'static str,
@@ -29,12 +29,12 @@ pub(super) struct Opinion {
 }
 
 impl Book {
-    /// The book that a path ends with, as in `/details/1`; `None` unless the whole path is so.
+    /// Returns the book at the end of a path, as in `/details/1`; `None` unless the whole path matches.
     pub(super) fn at(path: &str, prefix: &str) -> Option<&'static Self> {
         path.strip_prefix(prefix).and_then(Self::with_id)
     }
 
-    /// The book with this number.
+    /// Returns the book with this number.
     pub(super) fn with_id(id: &str) -> Option<&'static Self> {
         let plain = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
         let id: usize = id.parse().ok().filter(|_| plain)?;
@@ -42,7 +42,7 @@ impl Book {
     }
 }
 
-/// All books, each at the index of its id.
+/// All books, each at the index of its ID.
 pub(super) static BOOKS: [Book; 4] = [
     Book {
         id: 0,

@@ -5,7 +5,7 @@ use hyper::StatusCode;
 use super::answer::{Answer, json, not_found};
 use super::catalogue::Book;
 
-/// Answers `/details/ID`.
+/// Serves `/details/ID`.
 pub(super) fn answer(path: &str) -> Answer {
     match Book::at(path, "/details/") {
         Some(book) => json(StatusCode::OK, book),

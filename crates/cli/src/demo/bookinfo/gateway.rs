@@ -1,4 +1,4 @@
-//! The API gateway in front of ratings: passes `/ratings/...` on and the answer back.
+//! The API gateway in front of ratings, which forwards `/ratings/...`.
 
 use http_body_util::Full;
 use hyper::header::CONTENT_TYPE;
@@ -7,7 +7,7 @@ use hyper::{HeaderMap, Response, Uri};
 use super::answer::{Answer, not_found, unavailable};
 use super::upstream::Upstream;
 
-/// Forwards `/ratings/...`; the answer comes back as ratings, or the mesh before it, gave it.
+/// Forwards `/ratings/...`, and returns the response of ratings or of the mesh unchanged.
 pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
     if !uri.path().starts_with("/ratings/") {
         return not_found(uri.path());

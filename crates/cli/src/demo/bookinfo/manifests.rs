@@ -1,36 +1,36 @@
-//! The manifests of bookinfo: workloads, services, a split, and exactly the permissions it needs.
+//! Manifests of bookinfo: workloads, services, a split, and the minimal permissions.
 
 use serde_json::Value;
 
 use crate::ports::PortSearch;
 
-/// The local ports that bookinfo takes on a machine: one per application, one per door.
+/// The local ports of bookinfo: one per application and outbound listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ports {
-    /// Where productpage listens.
+    /// The port of productpage.
     pub(crate) productpage: u16,
-    /// Where details listens.
+    /// The port of details.
     pub(crate) details: u16,
-    /// Where reviews v1 listens.
+    /// The port of reviews v1.
     pub(crate) reviews_v1: u16,
-    /// Where reviews v2 listens.
+    /// The port of reviews v2.
     pub(crate) reviews_v2: u16,
-    /// Where reviews v3 listens.
+    /// The port of reviews v3.
     pub(crate) reviews_v3: u16,
-    /// Where ratings listens.
+    /// The port of ratings.
     pub(crate) ratings: u16,
-    /// Where the gateway in front of ratings listens.
+    /// The port of the gateway in front of ratings.
     pub(crate) gateway_ratings: u16,
-    /// The client's door to productpage.
+    /// The client's outbound listener for productpage.
     pub(crate) traffic_productpage: u16,
-    /// The client's door to the gateway.
+    /// The client's outbound listener for the gateway.
     pub(crate) traffic_gateway_ratings: u16,
-    /// The stranger's door to ratings, which no policy lets it use.
+    /// The outbound listener for ratings of a client without permission.
     pub(crate) stranger_ratings: u16,
 }
 
 impl Ports {
-    /// The ports of `deploy/demo/bookinfo.yaml`.
+    /// Returns the ports of `deploy/demo/bookinfo.yaml`.
     #[cfg(test)]
     pub(crate) const fn published() -> Self {
         Self {
@@ -47,8 +47,8 @@ impl Ports {
         }
     }
 
-    /// Ports that are free on loopback at this moment, all different, and that the kernel gives to
-    /// no outgoing connection before their owners have started.
+    /// Returns distinct free loopback ports that the kernel assigns to no outgoing connection before their
+    /// owners start.
     pub(crate) fn free() -> anyhow::Result<Self> {
         let search = PortSearch::new();
         let free = || search.free();
@@ -67,7 +67,7 @@ impl Ports {
     }
 }
 
-/// All of bookinfo as one multi-document YAML text, its services run by the leno at `binary`.
+/// Returns all of bookinfo as a multi-document YAML text, with services run by the `leno` at `binary`.
 pub(crate) fn manifests(ports: &Ports, binary: &str) -> String {
     let mut documents = vec![MESH.to_owned()];
     documents.extend(applications(ports).iter().map(|workload| workload.render(binary)));
@@ -76,20 +76,20 @@ pub(crate) fn manifests(ports: &Ports, binary: &str) -> String {
     format!("{CAPTION}{}", documents.join("---\n"))
 }
 
-/// What is the same wherever bookinfo runs.
+/// Returns the manifests common to local meshes and clusters.
 pub(super) fn services_and_rules() -> Vec<String> {
     let services = SERVICES.iter().map(|(name, selector)| service(name, selector));
     let permissions = PERMISSIONS.iter().map(Permission::render);
     services.chain([REVIEWS_SPLIT.to_owned()]).chain(permissions).collect()
 }
 
-/// A workload with an application of ours.
+/// A workload with one of the demo's applications.
 struct Application {
     name: &'static str,
     app: &'static str,
     version: &'static str,
     port: u16,
-    /// What follows `demo-service` on the command line.
+    /// The arguments after `demo-service`.
     arguments: &'static [&'static str],
 }
 
@@ -101,7 +101,7 @@ impl Application {
             .into_iter()
             .chain(arguments.iter().copied())
             .chain(["--port", &port_text]);
-        // A JSON string is a YAML string too, whatever the path of the binary holds.
+        // A JSON string is valid YAML, whatever characters the path contains.
         let run: Vec<String> = command.map(|word| Value::from(word).to_string()).collect();
         let run = run.join(", ");
         format!(
@@ -137,7 +137,7 @@ fn applications(ports: &Ports) -> [Application; 7] {
     ]
 }
 
-/// A workload without ports whose application is whoever uses its doors.
+/// A workload without ports, for clients of its outbound listeners.
 struct Client {
     account: &'static str,
     comment: &'static str,
@@ -193,11 +193,11 @@ fn service(name: &str, selector: &str) -> String {
     )
 }
 
-/// Who may ask one service for what.
+/// The requests that clients may send to one service.
 struct Permission {
     destination: &'static str,
     sources: &'static [&'static str],
-    /// Names of matches and the paths they allow, as regular expressions on the whole path.
+    /// Names of matches and the allowed paths, as regular expressions on the whole path.
     paths: &'static [(&'static str, &'static str)],
 }
 
@@ -251,7 +251,7 @@ metadata: {name: mesh}
 spec: {trustDomain: cluster.local, trafficMode: strict}
 ";
 
-/// Services and what selects their workloads; all on port 9080.
+/// Services and the selectors of their workloads; all on port 9080.
 const SERVICES: [(&str, &str); 8] = [
     ("productpage", "app: productpage"),
     ("details", "app: details"),
@@ -356,7 +356,7 @@ mod tests {
         }
     }
 
-    /// The command line as far as the manifests use it.
+    /// The part of the command line that the manifests use.
     #[derive(Debug, Parser)]
     #[command(version, propagate_version = true)]
     enum Line {

@@ -1,4 +1,4 @@
-//! The pages of the demo shop: self-contained HTML.
+//! Self-contained HTML pages of the demo shop.
 
 use std::fmt::{self, Write as _};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::catalogue::Book;
 use super::upstream::UpstreamError;
 
-/// The list of all books.
+/// Renders the list of all books.
 pub(super) fn shelf(books: &[Book]) -> String {
     let mut body = String::from("<h1>Bookinfo</h1><ul class=shelf>");
     for book in books {
@@ -23,7 +23,7 @@ pub(super) fn shelf(books: &[Book]) -> String {
     document("Bookinfo", &body)
 }
 
-/// One book; a part that could not be had says why.
+/// Renders one book; a part that failed shows the reason.
 pub(super) fn product(
     book: &Book,
     details: &Result<Value, UpstreamError>,
@@ -117,7 +117,7 @@ fn append(body: &mut String, arguments: fmt::Arguments<'_>) {
     body.write_fmt(arguments).expect("a String takes whatever is written");
 }
 
-/// Text in HTML, with what would be markup escaped.
+/// Text with HTML markup escaped.
 struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -138,7 +138,7 @@ impl fmt::Display for Escaped<'_> {
 
 const STARS_MAX: usize = 5;
 
-/// A little more than a page with style and two reviews needs.
+/// Slightly more than a page with style and two reviews.
 const PAGE_BYTES_TYPICAL: usize = 4096;
 
 const STYLE: &str = "body{margin:0;background:#f6f4ef;color:#222;font:17px/1.55 Georgia,serif}\

@@ -1,9 +1,9 @@
-//! Bookinfo in a cluster: what `leno demo --kubernetes` prints.
+//! Bookinfo for a Kubernetes cluster: the output of `leno demo --kubernetes`.
 
 use super::manifests::services_and_rules;
 
-/// All of bookinfo for `kubectl apply`: a namespace of the mesh, pods of the image, and the same
-/// services and rules as on one machine.
+/// Returns all of bookinfo for `kubectl apply`: a namespace of the mesh, pods of the image, and the same
+/// services and rules as in a local mesh.
 pub(crate) fn manifests(image: &str) -> String {
     let mut documents = vec![NAMESPACE.to_owned()];
     documents.extend(ACCOUNTS.iter().map(|account| {
@@ -23,9 +23,9 @@ struct Pods {
     name: &'static str,
     app: &'static str,
     version: &'static str,
-    /// The command line after the name of the program.
+    /// The arguments after the program name.
     arguments: &'static [&'static str],
-    /// Whether somebody asks it.
+    /// True if it serves requests.
     serves: bool,
 }
 
@@ -88,7 +88,7 @@ metadata:
 const ACCOUNTS: [&str; 6] =
     ["productpage", "details", "reviews", "ratings", "gateway-ratings", "traffic"];
 
-/// `"--address", "0.0.0.0", "--port", "9080"` behind what a service is.
+/// Arguments of a serving process: `"--address", "0.0.0.0", "--port", "9080"` after the name of the service.
 macro_rules! served {
     ($($word:literal),+) => {
         &["demo-service", $($word),+, "--address", "0.0.0.0", "--port", "9080"]

@@ -8,7 +8,7 @@ use super::catalogue::{BOOKS, Book};
 use super::page;
 use super::upstream::{Upstream, UpstreamError};
 
-/// Answers `/`, `/productpage?id=ID`, `/api/v1/products` and `/api/v1/products/ID`.
+/// Serves `/`, `/productpage?id=ID`, `/api/v1/products` and `/api/v1/products/ID`.
 pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
     match uri.path() {
         "/" => html(StatusCode::OK, page::shelf(&BOOKS)),
@@ -52,7 +52,7 @@ async fn answer_json(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> A
     }
 }
 
-/// Details and reviews, asked for at the same time.
+/// Fetches details and reviews concurrently.
 async fn parts(
     upstream: &Upstream,
     book: &Book,

@@ -1,4 +1,4 @@
-//! The ratings service: how many stars readers gave a book.
+//! The ratings service: star ratings of a book.
 
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::answer::{Answer, json as json_answer, not_found};
 use super::catalogue::Book;
 
-/// Answers `/ratings/ID`.
+/// Serves `/ratings/ID`.
 pub(super) fn answer(path: &str) -> Answer {
     let Some(book) = Book::at(path, "/ratings/") else {
         return not_found(path);

@@ -1,4 +1,4 @@
-//! The reviews service: what readers wrote, with stars in versions 2 and 3.
+//! The reviews service: reviews of a book, with stars in versions 2 and 3.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::upstream::{Upstream, UpstreamError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ReviewsVersion {
-    /// No stars; calls nobody.
+    /// No stars; calls no other service.
     V1,
     /// Black stars from ratings.
     V2,
@@ -23,7 +23,7 @@ pub(crate) enum ReviewsVersion {
 }
 
 impl ReviewsVersion {
-    /// The colour of its stars, if it shows any.
+    /// Returns the color of its stars, if it shows any.
     pub(super) const fn stars(self) -> Option<StarColor> {
         match self {
             Self::V1 => None,
@@ -33,7 +33,7 @@ impl ReviewsVersion {
     }
 }
 
-/// The colour of stars.
+/// The color of stars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum StarColor {
@@ -41,7 +41,7 @@ pub(super) enum StarColor {
     Red,
 }
 
-/// Answers `/reviews/ID` without stars.
+/// Serves `/reviews/ID` without stars.
 pub(super) fn answer_plain(version: ReviewsVersion, path: &str) -> Answer {
     match Book::at(path, "/reviews/") {
         Some(book) => json(StatusCode::OK, &reviews(version, book, |_| None)),
@@ -49,7 +49,7 @@ pub(super) fn answer_plain(version: ReviewsVersion, path: &str) -> Answer {
     }
 }
 
-/// Answers `/reviews/ID` with the stars that ratings reports.
+/// Serves `/reviews/ID` with the stars from ratings.
 pub(super) async fn answer_rated(
     version: ReviewsVersion,
     color: StarColor,
@@ -115,7 +115,7 @@ struct Rating {
     color: StarColor,
 }
 
-/// What ratings answers, as far as it is used here.
+/// The used part of a ratings response.
 #[derive(Deserialize)]
 struct Stars {
     ratings: BTreeMap<String, u8>,

@@ -1,4 +1,4 @@
-//! The HTTP server that every demo service runs on.
+//! The HTTP server of all demo services.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,7 +24,7 @@ use super::reviews::{ReviewsVersion, StarColor};
 use super::upstream::Upstream;
 use super::{details, gateway, productpage, ratings, reviews};
 
-/// A service with what it needs.
+/// A service and its dependencies.
 pub(super) enum Application {
     Productpage(Upstream),
     Details,
@@ -56,7 +56,7 @@ impl Application {
     }
 }
 
-/// Serves until `stop` resolves, then lets requests under way finish, within a bound.
+/// Serves until `stop` resolves, then finishes requests in progress, within a timeout.
 pub(super) async fn serve(
     listener: TcpListener,
     application: Application,
@@ -90,7 +90,7 @@ pub(super) async fn serve(
     }
 }
 
-/// The next connection, once there is room for it: the surplus waits in the kernel's queue.
+/// Accepts the next connection once there is capacity; further ones wait in the kernel's queue.
 async fn accept(
     listener: &mut Listener<TcpListener>,
     permits: &Arc<Semaphore>,
@@ -116,7 +116,7 @@ async fn converse(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+        // A client may half-close after its request and still await the response (RFC 9112 section 9.6).
         .half_close(true)
         .header_read_timeout(IDLE_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
@@ -133,11 +133,11 @@ async fn converse(
     }
 }
 
-/// Bounds the memory of a demo service; far above what the demo's client opens.
+/// Bounds the memory of a demo service; far above the connections of the demo's client.
 pub(super) const CONNECTIONS_MAX: usize = 1024;
 
-/// How long a connection may wait for its next request.
+/// The time a connection may wait for its next request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long requests under way may take to finish after SIGTERM.
+/// The time for requests in progress to finish after SIGTERM.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

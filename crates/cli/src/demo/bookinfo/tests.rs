@@ -1,4 +1,4 @@
-//! Bookinfo behind a test proxy that takes the place of the mesh.
+//! Bookinfo behind a test proxy in place of the mesh.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ fn connections_to_the_proxy_are_kept() {
 #[test]
 fn a_refused_upstream_is_503_with_the_reason() {
     run(async {
-        // Ratings is not in this shop: the proxy answers 403 as a mesh would.
+        // Ratings is not reachable: the proxy answers 403 like a mesh.
         let shop = Shop::open(&["details", "reviews"]).await;
         for (service, path, culprit) in
             [("reviews", "/reviews/1", "ratings"), ("productpage", "/api/v1/products/1", "reviews")]
@@ -98,7 +98,7 @@ fn a_refused_upstream_is_503_with_the_reason() {
         let page = shop.ask("productpage", "/productpage?id=1", &[]).await;
         assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(String::from_utf8_lossy(&page.body).contains("reviews answered 503"));
-        // A gateway gives back what it was given.
+        // A gateway returns the response unchanged.
         let answer = shop.ask("gateway", "/ratings/1", &[]).await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN);
     });
@@ -107,7 +107,7 @@ fn a_refused_upstream_is_503_with_the_reason() {
 #[test]
 fn a_proxy_that_is_not_there_is_503_with_the_reason() {
     run(async {
-        // Bound, so that nobody else gets the port, but not listening.
+        // Bound but not listening, so that no other process gets the port.
         let vacant = TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let proxy = format!("http://{}", vacant.local_addr().unwrap());
@@ -177,7 +177,7 @@ fn versions_of_reviews_differ_in_their_stars() {
 #[test]
 fn a_stop_lets_the_request_under_way_finish_and_closes_idle_connections() {
     run(async {
-        // A proxy that holds its answer until told.
+        // A proxy that delays its response until signaled.
         let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy_url = format!("http://{}", proxy.local_addr().unwrap());
         let mut service = Service::start("gateway", Some(&proxy_url)).await;
@@ -199,19 +199,19 @@ fn a_stop_lets_the_request_under_way_finish_and_closes_idle_connections() {
     });
 }
 
-/// Services behind a test proxy that takes the place of the mesh: names it does not know are
-/// answered 403 with a reason, as a sidecar would.
+/// Services behind a test proxy in place of the mesh: for unknown names it answers 403 with a reason, like a
+/// sidecar.
 struct Shop {
     proxy: String,
     services: BTreeMap<&'static str, Service>,
-    /// What passed the proxy: targets and headers.
+    /// Targets and headers of the requests through the proxy.
     seen: Rc<RefCell<Vec<(String, HeaderMap)>>>,
-    /// How many connections the proxy took.
+    /// The number of connections that the proxy accepted.
     connections: Rc<RefCell<usize>>,
 }
 
 impl Shop {
-    /// All services run; the proxy leads to those named.
+    /// Starts all services; the proxy forwards to the reachable ones.
     async fn open(reachable: &[&'static str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("http://{}/", listener.local_addr().unwrap());
@@ -345,7 +345,7 @@ fn get(
     }
 }
 
-/// Runs a test on one thread, and ends it if it hangs.
+/// Runs a test on one thread, with a timeout.
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     LocalSet::new().block_on(&runtime, async {

@@ -1,4 +1,4 @@
-//! Calls to other services, through an HTTP proxy or straight to them, over connections that are kept.
+//! Calls to other services, through an HTTP proxy or directly, over keep-alive connections.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,16 +18,16 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The way to all other services.
+/// The client for all other services.
 pub(super) struct Upstream {
     way: Way,
-    /// What is open and unused, by the service that it leads to; a proxy is one such.
+    /// Idle connections by service; with a proxy, under the proxy's name.
     idle: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
-    /// Drives the open connections; dropped, and they close, with the service.
+    /// Drives the open connections; dropping it closes them.
     drivers: RefCell<JoinSet<()>>,
 }
 
-/// What another service answered, whatever the status.
+/// The response of another service, with any status.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: StatusCode,
@@ -36,14 +36,14 @@ pub(super) struct Reply {
 }
 
 impl Upstream {
-    /// Through the proxy, or where there is none straight to the services, by the names that they
-    /// have in a namespace of Kubernetes. Connects nothing yet.
+    /// Creates a client that uses the proxy, or without one calls services directly by their names in a
+    /// Kubernetes namespace. Opens no connection yet.
     pub(super) fn new(proxy: Option<HttpProxy>) -> Self {
         let way = proxy.map_or(Way::Straight, Way::Proxy);
         Self { way, idle: RefCell::default(), drivers: RefCell::default() }
     }
 
-    /// GETs JSON from a service of the shop; anything but 200 is an error.
+    /// GETs JSON from a service of the shop; any status but 200 is an error.
     pub(super) async fn json<T: DeserializeOwned>(
         &self,
         service: &'static str,
@@ -66,7 +66,7 @@ impl Upstream {
         Err(UpstreamError { service, cause })
     }
 
-    /// GETs from a service of the shop; the trace headers of the request at hand go along.
+    /// GETs from a service of the shop, with the trace headers of the current request.
     pub(super) async fn call(
         &self,
         service: &'static str,
@@ -85,8 +85,8 @@ impl Upstream {
     ) -> Result<Reply, Cause> {
         let hop = self.way.hop(service);
         let request = || self.way.request(service, target, headers);
-        // The proxy may close a kept connection at the very moment of its next use. A GET may
-        // be sent again (RFC 9110 section 9.2.2), once, and on a connection that is new.
+        // The proxy may close an idle connection at the moment of its next use. A GET may be retried (RFC 9110
+        // section 9.2.2), once, and on a new connection.
         if let Some(mut sender) = self.take_idle(hop).await
             && let Ok(response) = sender.send_request(request()?).await
         {
@@ -113,7 +113,7 @@ impl Upstream {
         Ok(Reply { status: head.status, headers: head.headers, body: body.to_bytes() })
     }
 
-    /// The connection used last, so that the surplus of a busy time falls idle and is closed.
+    /// Takes the most recently used connection, so that surplus connections become idle and close.
     async fn take_idle(&self, hop: &str) -> Option<SendRequest<Empty<Bytes>>> {
         loop {
             let mut sender = self.idle.borrow_mut().get_mut(hop)?.pop()?;
@@ -130,23 +130,23 @@ impl Upstream {
         let mut drivers = self.drivers.borrow_mut();
         while drivers.try_join_next().is_some() {}
         drivers.spawn_local(async move {
-            // A broken connection is reported by the call that was using it.
+            // A broken connection is reported by the call that uses it.
             connection.await.ok();
         });
         Ok(sender)
     }
 }
 
-/// How other services are reached.
+/// The route to other services.
 enum Way {
-    /// One HTTP proxy, asked in absolute form.
+    /// Through one HTTP proxy, in absolute form.
     Proxy(HttpProxy),
-    /// Each by its own name.
+    /// Directly, by name.
     Straight,
 }
 
 impl Way {
-    /// What connections to this service are kept under.
+    /// Returns the key of idle connections for this service.
     fn hop(&self, service: &'static str) -> &'static str {
         match self {
             Self::Proxy(_) => "",
@@ -154,7 +154,7 @@ impl Way {
         }
     }
 
-    /// Host and port to connect to.
+    /// Returns host and port to connect to.
     fn address<'a>(&'a self, service: &'a str) -> (&'a str, u16) {
         match self {
             Self::Proxy(proxy) => (&proxy.host, proxy.port),
@@ -189,7 +189,7 @@ impl Way {
     }
 }
 
-/// Where the HTTP proxy is: `http://host:port`, as in `http_proxy`.
+/// The address of the HTTP proxy: `http://host:port`, as in `http_proxy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HttpProxy {
     host: String,
@@ -212,16 +212,16 @@ impl FromStr for HttpProxy {
     }
 }
 
-/// A call to another service failed.
+/// A failed call to another service.
 #[derive(Debug)]
 pub(super) struct UpstreamError {
-    /// The service that was called.
+    /// The called service.
     pub(super) service: &'static str,
     cause: Cause,
 }
 
 impl UpstreamError {
-    /// The status it answered, if it answered.
+    /// Returns the status of the response, if there was one.
     pub(super) fn status(&self) -> Option<StatusCode> {
         match self.cause {
             Cause::Status { status, .. } => Some(status),
@@ -229,7 +229,7 @@ impl UpstreamError {
         }
     }
 
-    /// Why the mesh refused, if it was the mesh that answered.
+    /// Returns the mesh's reason for the rejection, if the mesh answered.
     pub(super) fn reason(&self) -> Option<&str> {
         match &self.cause {
             Cause::Status { reason, .. } => reason.as_deref(),
@@ -268,7 +268,7 @@ enum Cause {
     Target(#[source] hyper::http::uri::InvalidUri),
 }
 
-/// Headers that tie the calls of one user request together, and the user that routes match on.
+/// Headers that correlate the calls of one user request, and the user that routes match on.
 static PROPAGATED_HEADERS: [HeaderName; 13] = [
     HeaderName::from_static("x-request-id"),
     HeaderName::from_static("traceparent"),
@@ -285,16 +285,16 @@ static PROPAGATED_HEADERS: [HeaderName; 13] = [
     HeaderName::from_static("end-user"),
 ];
 
-/// Where the services of the shop are, under their own names.
+/// The port of the shop's services under their own names.
 pub(super) const PORT: u16 = 9080;
 
-/// Longer than any answer of the demo should take, shorter than a person's patience.
+/// Longer than any response of the demo takes, shorter than a user's patience.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Answers of the shop are a few hundred bytes; this leaves room without trusting anyone.
+/// Responses of the shop are a few hundred bytes; the limit protects against larger ones.
 const REPLY_BYTES_MAX: usize = 1 << 20;
 
-/// As many connections as a service takes, so that a steady load never reconnects.
+/// As many connections as a service accepts, so that a steady load never reconnects.
 const IDLE_CONNECTIONS_MAX: usize = super::server::CONNECTIONS_MAX;
 
 #[cfg(test)]

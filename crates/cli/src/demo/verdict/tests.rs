@@ -1,4 +1,4 @@
-//! The verdict on runs that went well and on runs that did not.
+//! Evaluation of successful and failed runs.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn a_good_run_keeps_every_promise() {
     let ratings = report.services.iter().find(|s| s.name == "ratings").unwrap();
     assert_eq!((ratings.requests, ratings.success_rate), (1_000, Some(1.0)));
     assert_eq!(ratings.p99, Some(Duration::from_millis(3)));
-    // 20 ms for the 1,000 requests between the two looks.
+    // 20 ms for the 1,000 requests between the two observations.
     assert_eq!(ratings.sidecar_cpu_us_per_request, Some(20.0));
     assert_eq!(ratings.sidecar_private_kib, Some(2_000));
 }
@@ -64,7 +64,7 @@ async fn an_answer_of_500_is_no_success() {
     assert!(report.to_text().contains("with status 500"), "{}", report.to_text());
 }
 
-/// Spoils a good run.
+/// Makes a good run fail.
 type Break = fn(&mut Findings);
 
 async fn findings() -> Findings {
@@ -119,7 +119,7 @@ fn usage(cpu_ms: u64) -> Usage {
     }
 }
 
-/// What the load generator reports of a few requests that are all answered so.
+/// Runs the load generator for a few requests that all get this answer.
 async fn load(answer: &'static str) -> Report {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let page = Target::get("page", listener.local_addr().unwrap(), "page", "/");

@@ -1,23 +1,23 @@
-//! Which requests a scene is about: `servicecomb.matchGroup`.
+//! The requests of a scene: `servicecomb.matchGroup`.
 
 use leno_registry::outline;
 use serde_json::{Map, Value, json};
 
-/// Requests, and where they are looked at.
+/// Matched requests, and the services that match them.
 #[derive(Debug, Default)]
 pub(super) struct Group {
-    /// The services that enforce the rule; every one when empty.
+    /// The services that enforce the rule; all if empty.
     pub(super) services: Vec<String>,
-    /// The service that a client calls, where clients enforce it.
+    /// The service that a client calls, if clients enforce the rule.
     pub(super) callee: Option<String>,
-    /// Any of these, as native policies have them; all requests when empty.
+    /// Alternative matches in native form; all requests if empty.
     pub(super) matches: Vec<Value>,
 }
 
-/// Single values with their paths.
+/// Flattened values with their paths.
 type Values = [(String, String)];
 
-/// Reads it; otherwise the field that cannot be kept, and why.
+/// Parses a group, or returns the unsupported field and the reason.
 pub(super) fn read(content: &str) -> Result<Group, String> {
     let values = outline(content).ok_or("it is no YAML, or empty")?;
     let mut group = Group::default();
@@ -46,14 +46,14 @@ pub(super) fn read(content: &str) -> Result<Group, String> {
         let requests = requests(&below).map_err(|why| format!("{place}{why}"))?;
         group.matches.extend(requests);
     }
-    // One that is for everything leaves nothing to the others.
+    // A match for all requests makes the others redundant.
     if group.matches.iter().any(|it| it.as_object().is_some_and(Map::is_empty)) {
         group.matches.clear();
     }
     Ok(group)
 }
 
-/// One match for each method.
+/// Returns one match per method.
 fn requests(below: &Values) -> Result<Vec<Value>, String> {
     let mut terms = Map::new();
     let mut headers = Vec::new();
@@ -95,7 +95,7 @@ fn requests(below: &Values) -> Result<Vec<Value>, String> {
     Ok(with.collect())
 }
 
-/// An operator in native words: those about parts are of characters, not of elements.
+/// Returns the native operator and value: substring operators compare characters, not path elements.
 fn compared(operator: &str, value: &str) -> Result<(&'static str, String), String> {
     let plain = regex::escape(value);
     let pattern = match operator {
@@ -108,7 +108,7 @@ fn compared(operator: &str, value: &str) -> Result<(&'static str, String), Strin
     Ok(("RegularExpression", pattern))
 }
 
-/// The single value at a path.
+/// Returns the value at a path.
 pub(super) fn value<'a>(values: &'a Values, path: &str) -> Option<&'a str> {
     values.iter().find(|(known, _)| known == path).map(|(_, value)| value.as_str())
 }

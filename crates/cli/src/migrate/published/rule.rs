@@ -1,4 +1,4 @@
-//! What a scene does with its requests, as native policies.
+//! Conversion of the rules of a scene to native policies.
 
 use std::time::Duration;
 
@@ -8,19 +8,18 @@ use serde_json::{Map, Value, json};
 use super::group::{Group, value};
 use crate::migrate::terms::time;
 
-/// An object that says the same, and how it differs all the same.
+/// The equivalent object, and its remaining difference.
 type Written = (Value, &'static str);
 
-/// The rule of a family for the requests of a group; otherwise the field that cannot be kept, why, and
-/// what to do.
+/// Converts a family's rule for the requests of a group, or returns the unsupported field, the reason and a
+/// hint.
 pub(super) fn native(
     family: &str,
     name: (&str, &str),
     group: &Group,
     content: &str,
 ) -> Result<Written, String> {
-    // Of a text that says nothing there is no rule: its defaults would be an invention. A map without
-    // fields means them.
+    // An empty text is not a rule: its defaults would be invented. A map without fields selects the defaults.
     let values = || match outline(content) {
         None if content.trim() == "{}" => Ok(Vec::new()),
         found => found.ok_or("it is no YAML, or empty"),
@@ -34,8 +33,8 @@ pub(super) fn native(
     }
 }
 
-/// The reason for rules of routes under the keys of `enabled-previous-rule` not to be rewritten: the rest of the key is a
-/// service, not a scene.
+/// Returns the reason why route rules under the keys of `enabled-previous-rule` are not converted: the rest of
+/// the key is a service, not a scene.
 pub(super) fn of_another_switch(key: &str) -> Option<String> {
     let rest = key.strip_prefix("servicecomb.")?;
     let (family, service) = rest.split_once('.').unwrap_or((rest, ""));
@@ -48,7 +47,7 @@ pub(super) fn of_another_switch(key: &str) -> Option<String> {
     Some(format!("keys of `enabled-previous-rule` are not read: publish it under {to}, by hand"))
 }
 
-/// Why the others are not rewritten.
+/// Returns the reason why other families are not converted.
 fn by_hand(family: &str) -> String {
     let why = match family {
         "bulkhead" => {
@@ -70,7 +69,7 @@ fn by_hand(family: &str) -> String {
 }
 
 struct Rule<'a> {
-    /// The name of its scene and the namespace.
+    /// The name of the scene, and the namespace.
     name: (&'a str, &'a str),
     group: &'a Group,
     values: &'a [(String, String)],
@@ -90,7 +89,7 @@ impl Rule<'_> {
             return Err("timeoutDuration: no request waits for room: remove it".to_owned());
         }
         let (rate, period) = (self.number("rate", 1000)?, self.time("limitRefreshPeriod", 1000)?);
-        // A native time is a second at least.
+        // Native periods are at least one second.
         let periods = 1000_u128.div_ceil(period.as_millis().max(1)).max(1);
         let periods = u32::try_from(periods).unwrap_or(1);
         let mut rule = self.matching();
@@ -205,7 +204,7 @@ impl Rule<'_> {
         })
     }
 
-    /// A rule with its name, for the requests of the group.
+    /// Returns a rule with its name, for the requests of the group.
     fn matching(&self) -> Map<String, Value> {
         let mut rule = Map::new();
         rule.insert("name".to_owned(), json!(self.name.0));
@@ -222,7 +221,7 @@ impl Rule<'_> {
         }
     }
 
-    /// Nothing else is said: what is not understood is not kept in part.
+    /// Rejects unknown fields: a rule is not converted in part.
     fn knows(&self, fields: &[&str]) -> Result<(), String> {
         let mut others = self.values.iter().map(|(path, _)| path.as_str());
         match others.find(|path| !fields.contains(path)) {
@@ -251,7 +250,7 @@ impl Rule<'_> {
         }
     }
 
-    /// Milliseconds, or a number with its unit, as in `10S`.
+    /// Parses milliseconds, or a number with a unit, as in `10S`.
     fn time(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
         let Some(text) = self.text(field) else { return Ok(Duration::from_millis(default_ms)) };
         let upper = text.to_ascii_uppercase();

@@ -1,11 +1,11 @@
-//! Rules of Sermant in the forms that native words have.
+//! Sermant rules reduced to the forms of native rules.
 
 use leno_model::{
     CallerRule, FieldTest, LaneRule, Quorum, Repeated, TagMatch, TagRule, TagRules, TagSet,
     TagSplit, TagTarget, TagValue, TextRelation, ValueTest, Weights,
 };
 
-/// Where native rules decide otherwise, in cases that hardly occur.
+/// Rare cases in which native rules decide differently.
 #[derive(Debug, Default)]
 pub(super) struct Differences {
     headers: bool,
@@ -25,7 +25,7 @@ impl Differences {
     }
 }
 
-/// The same rules in native form; otherwise why there is none.
+/// Converts rules to native form, or returns the reason why there is none.
 pub(super) fn rules(found: &TagRules, differences: &mut Differences) -> Result<TagRules, String> {
     let mut rules = Vec::new();
     for rule in &found.rules {
@@ -46,7 +46,7 @@ pub(super) fn rules(found: &TagRules, differences: &mut Differences) -> Result<T
     Ok(TagRules { rules, otherwise: found.otherwise.clone(), by_caller })
 }
 
-/// The same lane in native form.
+/// Converts lanes to native form.
 pub(super) fn lanes(
     found: &[LaneRule],
     differences: &mut Differences,
@@ -68,7 +68,7 @@ pub(super) fn lanes(
     Ok(lanes)
 }
 
-/// What a request must look like: several where one of several tests is enough.
+/// Converts a match: to several if one of several conditions is sufficient.
 fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMatch>, String> {
     if found.stem.is_some() {
         return Err("its `path` is compared with what stands before the last dot".to_owned());
@@ -94,9 +94,9 @@ fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMa
     Ok(matches)
 }
 
-/// Sermant turns expression and value into small letters, whatever the letters of the expression mean.
-/// That is the expression in small letters, without a look at case; but not where a character is
-/// named by its number or its class.
+/// Converts a case-insensitive expression. Sermant lowercases both expression and value, including the escapes
+/// of the expression. The equivalent is the lowercased expression with a case-insensitive flag, except if it
+/// names characters by number or class.
 fn insensitive(test: &FieldTest) -> Result<FieldTest, String> {
     let ValueTest::Text { relation: TextRelation::Regex, texts, ignore_case: true } = &test.test
     else {
@@ -121,7 +121,7 @@ fn names_twice(tests: &[FieldTest]) -> bool {
     names.windows(2).any(|pair| matches!(pair, [one, other] if one == other))
 }
 
-/// Shares of the whole to sets that carry one tag each.
+/// Converts a split to relative weights of sets with one tag each.
 fn split(found: &TagSplit) -> Result<TagSplit, String> {
     let sum: u64 = found.targets.iter().map(|target| u64::from(target.weight)).sum();
     if found.weights == Weights::Percent && !found.targets.is_empty() && sum != 100 {
@@ -142,7 +142,7 @@ fn target(found: &TagTarget) -> Result<TagTarget, String> {
     Ok(TagTarget { weight: found.weight, set })
 }
 
-/// A preference for instances with the caller's own tag.
+/// Converts a preference for instances with the caller's own tag.
 fn preferred(found: &CallerRule, differences: &mut Differences) -> Result<CallerRule, String> {
     let [TagTarget { set: TagSet::Any(tags), .. }] = found.split.targets.as_slice() else {
         return Err("a rule of the kind `tag` leads to several sets".to_owned());

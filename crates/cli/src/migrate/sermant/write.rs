@@ -1,4 +1,4 @@
-//! Tag rules in the words of `TagRoute` and `Lane`.
+//! `TagRoute` and `Lane` rules as YAML values.
 
 use leno_model::{
     CallerRule, Callers, FieldTest, LaneRule, NumberRelation, Otherwise, PathMatch, TagMatch,
@@ -6,7 +6,7 @@ use leno_model::{
 };
 use serde_json::{Map, Value, json};
 
-/// A rule of a `TagRoute`.
+/// Writes a rule of a `TagRoute`.
 pub(super) fn rule(rule: &TagRule) -> Result<Value, String> {
     let mut written = json!({
         "precedence": rule.precedence,
@@ -25,14 +25,14 @@ pub(super) fn rule(rule: &TagRule) -> Result<Value, String> {
     Ok(written)
 }
 
-/// An entry of `sameTag`.
+/// Writes an entry of `sameTag`.
 pub(super) fn preference(rule: &CallerRule) -> Result<Value, String> {
     let sets = rule.split.targets.iter().map(|target| &target.set);
     let tags: Vec<&str> = sets.flat_map(TagSet::tags).collect();
     Ok(json!({"tags": tags, "minPercent": rule.min_percent, "minTotal": rule.min_total}))
 }
 
-/// A rule of a `Lane`.
+/// Writes a rule of a `Lane`.
 pub(super) fn lane_rule(rule: &LaneRule) -> Result<Value, String> {
     let marks = rule.marks.iter();
     let marks = marks.map(|mark| json!({"percent": mark.percent, "headers": mark.headers}));
@@ -44,7 +44,7 @@ pub(super) fn lane_rule(rule: &LaneRule) -> Result<Value, String> {
     Ok(written)
 }
 
-/// One word, or several in order.
+/// Writes one fallback, or several in order.
 pub(super) fn otherwise(words: &[Otherwise]) -> Value {
     let word = |word: &Otherwise| match word {
         Otherwise::Any => "any",
@@ -78,7 +78,7 @@ fn split(split: &TagSplit) -> Result<Value, String> {
     split.targets.iter().map(target).collect()
 }
 
-/// `match`; nothing when every request fits.
+/// Writes `match`; `None` if all requests match.
 fn request(matches: &TagMatch) -> Result<Option<Value>, String> {
     let mut written = Map::new();
     let path = match &matches.path {

@@ -1,4 +1,4 @@
-//! What JMeter writes down of each request, and the figures that follow from it.
+//! JMeter's sample file, and the figures derived from it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use anyhow::Context as _;
 
 use crate::bench::driver::{Found, LatencyFound};
 
-/// Where JMeter writes down its requests, and which of them are measured.
+/// The sample file, and the measured period.
 #[derive(Debug)]
 pub(in crate::bench::driver) struct Samples {
     pub(super) file: PathBuf,
@@ -19,10 +19,10 @@ pub(in crate::bench::driver) struct Samples {
 }
 
 impl Samples {
-    /// The figures of the requests in the measured time.
+    /// Returns the figures of the requests in the measured period.
     ///
     /// # Errors
-    /// When the file cannot be read or understood.
+    /// If the file cannot be read or parsed.
     pub(in crate::bench::driver) fn read(&self) -> anyhow::Result<Found> {
         let file = File::open(&self.file).context("JMeter wrote nothing down")?;
         let from = self.from.duration_since(UNIX_EPOCH).context("the clock")?;
@@ -33,18 +33,18 @@ impl Samples {
     }
 }
 
-/// Requests as they are counted. As `leno load` does, those that began in the measured time are
-/// measured, and what is divided by that time is what was answered in it.
+/// Counted requests. As in `leno load`, requests that began in the measured period are measured, but the
+/// throughput counts responses within it.
 #[derive(Debug)]
 struct Counted {
-    /// In milliseconds of the clock.
+    /// Wall-clock time in milliseconds.
     from: u64,
     until: u64,
     answered: u64,
     requests: u64,
     statuses: BTreeMap<String, u64>,
     errors_by_kind: BTreeMap<String, u64>,
-    /// How many successful requests took so many milliseconds.
+    /// The number of successful requests by latency in milliseconds.
     took: BTreeMap<u64, u64>,
 }
 
@@ -52,7 +52,7 @@ struct Counted {
 struct Sample<'a> {
     began: u64,
     took: u64,
-    /// A status, or why there is none.
+    /// A status, or the reason why there is none.
     code: &'a str,
 }
 
@@ -138,7 +138,7 @@ impl Counted {
         }
     }
 
-    /// How long the fastest `count` successful requests took at most; nothing without any.
+    /// Returns the maximum latency of the fastest `count` successful requests; `None` without any.
     fn took_at_most(&self, count: u64) -> Option<u64> {
         let mut seen = 0;
         let mut took = self.took.iter();

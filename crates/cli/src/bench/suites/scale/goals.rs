@@ -1,4 +1,4 @@
-//! What a mesh of sixteen hundred must reach, and what was measured.
+//! Goals of a mesh with 1,600 sidecars, and the measured figures.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::bench::report::{FigureTable, MeshChanges, MeshSize};
 use crate::bench::rig::TrafficMode;
 use crate::bench::statistics::rounded;
 
-/// A figure, what it must not exceed, what is aimed for, and how it is found.
+/// A figure, its upper bound, its target, and its source.
 struct Goal {
     name: &'static str,
     most: f64,
@@ -24,12 +24,12 @@ const fn goal(
     Goal { name, most, aim, of }
 }
 
-/// Of one kind of change, in a mesh that had any.
+/// Returns a figure of one kind of change, if the mesh had changes.
 fn of(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     mesh.changes.as_ref().map(figure)
 }
 
-/// Of the rule, which there is in strict mode only.
+/// Returns a figure of the rule, which exists in strict mode only.
 fn of_rule(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     let strict = mesh.mode == TrafficMode::Strict;
     mesh.changes.as_ref().filter(|_| strict).map(figure)
@@ -67,7 +67,7 @@ const GOALS: [Goal; 13] = [
     }),
 ];
 
-/// Figures beside their goals. Whether they hold is told for meshes of the size that goals are for.
+/// Compares figures with their goals, for meshes of the size that the goals apply to.
 pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
     let strict = last(meshes, TrafficMode::Strict)?;
     let permissive = last(meshes, TrafficMode::Permissive)?;
@@ -113,7 +113,7 @@ pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<Fi
     })
 }
 
-/// What changes cost: counted, so that it does not depend on the machine.
+/// Returns the cost of changes, as machine-independent counts.
 pub(super) fn costs(meshes: &[MeshSize]) -> Option<FigureTable> {
     let changed: Vec<(&MeshSize, &MeshChanges)> =
         meshes.iter().filter_map(|mesh| Some((mesh, mesh.changes.as_ref()?))).collect();
@@ -154,6 +154,6 @@ fn holds(judged: bool, holds: bool) -> Value {
     }
 }
 
-/// The sizes that goals are for.
+/// The mesh sizes that the goals apply to.
 const SIDECARS: usize = 1600;
 const SERVICES: usize = 10_000;
