@@ -22,15 +22,15 @@ pub(crate) fn all_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> 
 /// Returns the parameters of a query that an application may read under this name, as sent, with either
 /// separator.
 pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item = &'q str> {
-    let folded = folded_name(name);
+    let folded = folded_rule_name(name);
     query.split(['&', ';']).filter(move |pair| {
         may_be_named(pair.split_once('=').map_or(pair, |(name, _)| name), &folded)
     })
 }
 
 /// True if applications may read the encoded parameter name as this [normalized](folded_name) one: without
-/// case, as a list (`role[]`, `role[0]`) or map (`role[x]`), after blanks or `!`, and with `.`, a blank or an
-/// unclosed `[` for `_`. If the rule names a map element, it may have any of these forms.
+/// case, as a list (`role[]`, `role[0]`) or map (`role[x]`), in or after brackets, after blanks or `!`, and with
+/// `.`, a blank or an unclosed `[` for `_`. If the rule names a map element, it may have any of these forms.
 pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
     let has_place = folded.contains('[') && folded.ends_with(']');
     if encoded.len() < folded.len() && !has_place {
@@ -41,9 +41,11 @@ pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
     }
     let name = folded_name(encoded);
     if has_place {
-        return flat(&name).eq(flat(folded));
+        return may_be_place(&name, folded);
     }
     name == folded
+        // Rack ends the first word of a name at any bracket.
+        || name.split(['[', ']']).next() == Some(folded)
         || name.split_once('[').is_some_and(|(list, place)| {
             list == folded || !place.contains(']') && flat(&name).eq(flat(folded))
         })
@@ -52,6 +54,35 @@ pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
 /// Returns a name with `_` before each map key: ASP.NET and dot-aware parsers read `a[b]` and `a.b` alike.
 fn flat(name: &str) -> impl Iterator<Item = u8> + '_ {
     name.bytes().filter(|byte| *byte != b']').map(|byte| if byte == b'[' { b'_' } else { byte })
+}
+
+/// True if applications may read a normalized name as this map element. What follows a `]` is a further key to
+/// Rack, and no part of the name to qs; PHP ends the name there. Spring drops quotes around a key.
+fn may_be_place(name: &str, folded: &str) -> bool {
+    let of_rack = words(name);
+    let of_php: Vec<_> = of_rack.iter().copied().take_while(|(_, is_loose)| !is_loose).collect();
+    let of_qs: Vec<_> = of_rack.iter().copied().filter(|(_, is_loose)| !is_loose).collect();
+    let expected = joined(&words(folded));
+    [of_rack, of_php, of_qs].iter().any(|words| joined(words) == expected)
+}
+
+/// Returns the words of a name between brackets, each with true if it follows a `]`.
+fn words(name: &str) -> Vec<(&str, bool)> {
+    let mut follows = false;
+    let words = name.split_inclusive(['[', ']']).map(|part| {
+        let word = part.trim_end_matches(['[', ']']);
+        let is_loose = std::mem::replace(&mut follows, part.ends_with(']'));
+        (word.trim_matches(['\'', '"']), is_loose)
+    });
+    words.filter(|(word, _)| !word.is_empty()).collect()
+}
+
+/// Joins the words of a name as ASP.NET and dot-aware parsers do, without the indexes at its end.
+fn joined(words: &[(&str, bool)]) -> String {
+    let is_index = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    let length = words.iter().rposition(|(word, _)| !is_index(word)).map_or(0, |last| last + 1);
+    let words = words.iter().take(length).map(|(word, _)| *word);
+    words.collect::<Vec<_>>().join("_")
 }
 
 /// Normalizes a parameter name of a rule; dots denote a map element (`a.b` is `a[b]`).
@@ -68,16 +99,22 @@ pub(crate) fn folded_rule_name(name: &str) -> String {
 pub(crate) fn folded_name(encoded: &str) -> String {
     let decoded = decoded(encoded, Plus::Space);
     let name = decoded.split('\0').next().unwrap_or_default();
-    // Spring's binder reads `!role` as the default of `role`.
-    let name = name.trim_start_matches(|c| is_blank(c) || c == '!');
+    // Spring's binder reads `!role` as the default of `role`. Rack and qs drop brackets before a name.
+    let name = name.trim_start_matches(|c| is_blank(c) || matches!(c, '!' | '[' | ']'));
     let mut name = folded_case(name).replace([' ', '.'], "_");
     // A list element has the name of the list.
     while let Some((list, place)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
-        if list.is_empty() || !place.bytes().all(|byte| byte.is_ascii_digit()) {
+        // PHP takes a blank for no index.
+        let is_index = |c: char| c.is_ascii_digit() || c == '_' || is_blank(c);
+        if list.is_empty() || !place.chars().all(is_index) {
             break;
         }
         let length = list.len();
         name.truncate(length);
+    }
+    // In brackets: `[role]`.
+    if !name.contains('[') {
+        name.truncate(name.trim_end_matches(']').len());
     }
     name
 }

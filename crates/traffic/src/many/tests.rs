@@ -85,6 +85,7 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
         Some("User[]=x&user[0]=Bob"),
         Some("x=1;user=ann,x"),
         Some("user[x]=%2562ob"),
+        Some("%5Buser%5d=bob&]user=ann"),
         Some("_method=put"),
     ];
     let users = prop::collection::vec(select([users, vec!["PUT"]].concat()), 0..4);

@@ -59,6 +59,8 @@ const FRAMEWORKS: &[Framework] = &[
                 "express decodes parameters of paths; RFC 3986 §6.2.2.2 makes both equal",
             ),
             (listed_parameter, "github.com/ljharb/qs#parsing-arrays: a[]=b, a[0]=b"),
+            (bracketed_parameter, "github.com/ljharb/qs, lib/parse.js: [a]=b is a=b"),
+            (text_after_key, "the same: text between brackets is dropped"),
             (repeated_parameter, "github.com/ljharb/qs#parsing-arrays: a=b&a=c"),
             (plus_for_blank, "github.com/ljharb/qs: + is a space"),
             (override_header, "expressjs.com/en/resources/middleware/method-override.html"),
@@ -85,6 +87,10 @@ const FRAMEWORKS: &[Framework] = &[
             (upper_letter, "docs.spring.io, AntPathMatcher.setCaseSensitive(false)"),
             (comma_in_parameter, "docs.spring.io, StringToCollectionConverter: a,b is a list"),
             (override_parameter, "docs.spring.io, HiddenHttpMethodFilter: _method"),
+            (
+                quoted_key,
+                "docs.spring.io, PropertyAccessorUtils.canonicalPropertyName: a['b'] is a[b]",
+            ),
         ],
     },
     Framework {
@@ -144,6 +150,7 @@ const FRAMEWORKS: &[Framework] = &[
             (underscored_header, "peps.python.org/pep-3333: HTTP_ variables; RFC 3875 §4.1.18"),
             (dotted_header, "php.net/manual/language.variables.external: dots become underscores"),
             (listed_parameter, "the same: a[]=b"),
+            (text_after_key, "github.com/php/php-src, main/php_variables.c: a[b]c=d is a[b]=d"),
             (
                 blank_before_name,
                 "php.net/manual/function.parse-str: blanks before a name are dropped",
@@ -172,6 +179,8 @@ const FRAMEWORKS: &[Framework] = &[
             (escaped_letter, "the same"),
             (underscored_header, "github.com/rack/rack, SPEC: HTTP_ variables"),
             (listed_parameter, "guides.rubyonrails.org/action_controller_overview.html: ids[]=1"),
+            (bracketed_parameter, "github.com/rack/rack, QueryParser: [a]=b is a=b"),
+            (loose_brackets, r"the same: \A[\[\]]*([^\[\]]+)\]*"),
             (semicolon_for_and, "github.com/rack/rack, QueryParser: & and ; before 3.0"),
             (override_header, "github.com/rack/rack, MethodOverride: HTTP_X_HTTP_METHOD_OVERRIDE"),
             (override_parameter, "the same: _method"),
@@ -318,6 +327,41 @@ fn listed_parameter(sent: Sent, at: &Index) -> Sent {
     each_parameter(sent, |(name, _)| name.push_str(place))
 }
 
+fn bracketed_parameter(sent: Sent, at: &Index) -> Sent {
+    let brackets = [("[", "]"), ("%5B", "%5d"), ("%255b", "]")][at.index(3)];
+    each_parameter(sent, |(name, _)| {
+        let word = name.find(['[', '%']).unwrap_or(name.len());
+        name.insert_str(word, brackets.1);
+        name.insert_str(0, brackets.0);
+    })
+}
+
+fn loose_brackets(sent: Sent, at: &Index) -> Sent {
+    let (before, after) =
+        [("]", ""), ("[", ""), ("", "]"), ("[[", "]]"), ("[]", ""), ("%5d", "%5D")][at.index(6)];
+    each_parameter(sent, |(name, _)| {
+        let word = name.find(['[', '%']).unwrap_or(name.len());
+        name.insert_str(word, after);
+        name.insert_str(0, before);
+    })
+}
+
+/// Only after a key.
+fn text_after_key(sent: Sent, _: &Index) -> Sent {
+    each_parameter(sent, |(name, _)| {
+        if name.ends_with(']') && name.contains('[') {
+            name.push('x');
+        }
+    })
+}
+
+fn quoted_key(sent: Sent, at: &Index) -> Sent {
+    let quote = ["'", "\"", "%22"][at.index(3)];
+    each_parameter(sent, |(name, _)| {
+        *name = name.replace("[role]", &format!("[{quote}role{quote}]"));
+    })
+}
+
 fn upper_parameter_name(sent: Sent, _: &Index) -> Sent {
     each_parameter(sent, |(name, _)| *name = name.to_uppercase())
 }
@@ -430,8 +474,8 @@ fn request_and_rule() -> impl Strategy<Value = (Sent, RequestMatch)> {
         FieldMatch { name: name.to_owned(), value }
     };
     let method = select(vec![None, Some("GET"), Some("DELETE")]);
-    (path_and_rule(), method, any::<[bool; 4]>()).prop_map(move |((path, rule), method, has)| {
-        let [header, query, regex, any_path] = has;
+    (path_and_rule(), method, any::<[bool; 5]>()).prop_map(move |((path, rule), method, has)| {
+        let [header, query, regex, any_path, is_place] = has;
         let mut sent = Sent::get(&path);
         sent.method = method.unwrap_or("GET").to_owned();
         let mut request = RequestMatch {
@@ -444,8 +488,12 @@ fn request_and_rule() -> impl Strategy<Value = (Sent, RequestMatch)> {
             request.headers.push(field("X-User-Role", "root", regex));
         }
         if query {
-            sent.query.push(("user_role".to_owned(), "team%20lead".to_owned()));
-            request.query.push(field("user_role", "team lead", regex));
+            let (name, rule) = match is_place {
+                true => ("user[role]", "user.role"),
+                false => ("user_role", "user_role"),
+            };
+            sent.query.push((name.to_owned(), "team%20lead".to_owned()));
+            request.query.push(field(rule, "team lead", regex));
         }
         (sent, request)
     })
@@ -627,6 +675,20 @@ fn headers_parameters_and_methods_of_rules_fit_their_spellings_and_no_others() {
         ("role%5b0%5d", "r%6fot", true),
         ("role[x]", "root", true),
         ("role", "a,root", true),
+        ("[role]", "root", true),
+        ("%5Brole%5D", "root", true),
+        ("%255brole%255d[]", "root", true),
+        ("]role", "root", true),
+        ("[[role]]", "root", true),
+        ("role]", "root", true),
+        ("[role", "root", true),
+        ("[]role", "root", true),
+        ("[ role]", "root", true),
+        ("[role][x]", "root", true),
+        ("role]x", "root", true),
+        ("[x]role", "root", false),
+        ("x[role]", "root", false),
+        ("[roles]", "root", false),
         ("roles", "root", false),
         ("role", "roots", false),
     ] {
@@ -668,6 +730,24 @@ fn a_place_in_a_map_fits_in_each_form() {
         ("user.role", "user[role]", true),
         ("user.role", "user_role", true),
         ("user.role.name", "User%5Brole][name]", true),
+        ("user.role", "[user][role]", true),
+        ("user.role", "%5Buser%5D[role]", true),
+        ("[user][role]", "user.role", true),
+        ("user.role", "[user]role", true),
+        ("user.role", "user]role", true),
+        ("user.role", "user[[role]]", true),
+        ("user.role", "user[role]x", true),
+        ("user.role", "user[role]x[y]", true),
+        ("user.role", "user[role][]x", true),
+        ("user.role", "user[role][+]", true),
+        ("user.role", "user['role']", true),
+        ("user.role", "user[%22role%22]", true),
+        ("user['role']", "user[role]", true),
+        ("user.role", "user[role]x[", true),
+        ("user.role", "user[roles]x", false),
+        ("user.role", "user[x]role[y]", false),
+        ("user.role", "role", false),
+        ("[role]", "role", true),
         ("role", "!role", true),
         ("user[role]", "user[name]", false),
         ("user_role", "user[role]", false),
