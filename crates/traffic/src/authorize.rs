@@ -484,7 +484,7 @@ struct CompiledAccess {
 
 impl CompiledAccess {
     fn compile(rule: &AccessRule) -> Result<Self, BadPattern> {
-        let http = rule.http.iter().map(RequestMatcher::compile);
+        let http = rule.http.iter().map(RequestMatcher::compile_allowing);
         Ok(Self {
             ruling: Ruling::target(rule.policy.clone()),
             http: http

@@ -17,7 +17,7 @@ use leno_model::{
 use crate::hits::HitSlot;
 use crate::lookup::Sought;
 use crate::many::{Many, Rules};
-use crate::matcher::{DenialMatcher, RequestMatcher};
+use crate::matcher::{DenialMatcher, FieldScope, RequestMatcher, may_override_method};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use crate::spelling::{PathKind, Spelling};
@@ -57,7 +57,7 @@ struct Bounded {
 struct CompiledRule {
     rule: RateRule,
     requests: Box<[DenialMatcher]>,
-    /// The same requests, matched as sent: a match stops the evaluation of later rules.
+    /// The same requests, matched as sent and in one meaning: a match stops the evaluation of later rules.
     plain: Box<[RequestMatcher]>,
     pace: Pace,
     tokens: Tokens,
@@ -318,8 +318,8 @@ impl Limits {
     }
 
     /// Returns the first result of `found` over the rules that count a request. Every meaning of the request
-    /// counts, so that alternative encodings cannot bypass a limit; only a match of the request as sent stops
-    /// the evaluation of later rules.
+    /// counts, so that alternative encodings cannot bypass a limit; only a match of a request with one meaning
+    /// stops the evaluation of later rules.
     fn visit<'a, T>(
         &'a self,
         port: u16,
@@ -417,7 +417,8 @@ impl PolicyLimits {
 impl CompiledRule {
     fn compile(rule: &RateRule) -> Result<Self, BadPattern> {
         let requests = rule.requests.iter().map(DenialMatcher::compile);
-        let plain = rule.requests.iter().filter(|_| rule.is_last).map(RequestMatcher::compile);
+        let plain = rule.requests.iter().filter(|_| rule.is_last);
+        let plain = plain.map(|it| RequestMatcher::compile_for(it, FieldScope::OneValue));
         let tokens = match &rule.each {
             Each::Nothing => Tokens::Together(Bucket::default()),
             Each::Client { buckets } | Each::Header { buckets, .. } => {
@@ -441,9 +442,10 @@ impl CompiledRule {
         self.requests.is_empty()
     }
 
-    /// True if the request, which has a plain path, matches as sent. For rules with `last`.
+    /// True if the request, which has a plain path, matches in its only meaning. For rules with `last`.
     fn counts(&self, request: &RequestView<'_>) -> bool {
-        self.is_for_all() || self.plain.iter().any(|it| it.matches(request))
+        self.is_for_all()
+            || self.plain.iter().any(|it| it.matches(request)) && !may_override_method(request)
     }
 
     /// True if an application may interpret the request as a matching one.

@@ -7,10 +7,10 @@ use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
 use crate::lookup::{Demand, Key, whole_elements};
 use crate::many::Demanding;
 use crate::pattern::{BadPattern, Pattern, PatternField};
-use crate::query::{decoded_text, form_decoded, parameter};
+use crate::query::{decoded_text, form_decoded, parameter, similar_parameters};
 use crate::request::RequestView;
 
-pub(crate) use denial::DenialMatcher;
+pub(crate) use denial::{DenialMatcher, may_override_method};
 
 /// A compiled [`RequestMatch`]. Matching allocates only for a percent-encoded query parameter that is compared
 /// with a regular expression.
@@ -21,6 +21,8 @@ pub(crate) use denial::DenialMatcher;
 ///   header are joined by `", "`.
 /// * Of a repeated query parameter the first value counts. Names and values are percent-decoded before
 ///   comparison; `+` is a space, and an invalid escape is literal.
+/// * For an allow rule the name of a header or parameter must be alone: no header or parameter with a similar name
+///   that an application may read in its place. A parameter must not be repeated.
 #[derive(Debug, Clone)]
 pub struct RequestMatcher {
     path: PathMatcher,
@@ -35,12 +37,31 @@ impl RequestMatcher {
     /// # Errors
     /// [`BadPattern`] for the first invalid regular expression.
     pub fn compile(request: &RequestMatch) -> Result<Self, BadPattern> {
+        Self::compile_for(request, FieldScope::AsSent)
+    }
+
+    /// Compiles a match that accepts only these headers and parameters.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first invalid regular expression.
+    pub(crate) fn compile_for(
+        request: &RequestMatch,
+        scope: FieldScope,
+    ) -> Result<Self, BadPattern> {
         Ok(Self {
             path: PathMatcher::compile(&request.path)?,
             methods: request.methods.iter().map(|m| m.as_str().into()).collect(),
-            headers: collect(&request.headers, HeaderMatcher::compile)?,
-            query: collect(&request.query, QueryMatcher::compile)?,
+            headers: collect(&request.headers, |it| HeaderMatcher::compile(it, scope))?,
+            query: collect(&request.query, |it| QueryMatcher::compile(it, scope))?,
         })
+    }
+
+    /// Compiles a match of an allow rule.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first invalid regular expression.
+    pub(crate) fn compile_allowing(request: &RequestMatch) -> Result<Self, BadPattern> {
+        Self::compile_for(request, FieldScope::OneName)
     }
 
     /// True if all conditions hold.
@@ -124,6 +145,26 @@ impl Demanding for RequestMatcher {
     }
 }
 
+/// The headers and parameters that a match accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FieldScope {
+    /// All.
+    AsSent,
+    /// Those without another header or parameter that an application may read under the name.
+    OneName,
+    /// The same, and a pattern matches no list of values.
+    OneValue,
+}
+
+impl FieldScope {
+    /// True if a value is accepted for a pattern.
+    fn accept(self, value: &str, pattern: &Pattern) -> bool {
+        self != Self::OneValue
+            || matches!(pattern, Pattern::Literal(_))
+            || !value.contains([',', ';'])
+    }
+}
+
 /// The condition of a match that a request does not meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mismatch {
@@ -197,17 +238,18 @@ struct HeaderMatcher {
     /// `None` is the authority.
     name: Option<Box<str>>,
     value: Pattern,
+    scope: FieldScope,
 }
 
 impl HeaderMatcher {
-    fn compile(field: &FieldMatch) -> Result<Self, BadPattern> {
+    fn compile(field: &FieldMatch, scope: FieldScope) -> Result<Self, BadPattern> {
         let name = field.name.to_ascii_lowercase();
         let value = compile_value(&field.value, || PatternField::Header(name.clone()))?;
         let name = match name.as_str() {
             ":authority" | "host" => None,
             name => Some(name.into()),
         };
-        Ok(Self { name, value })
+        Ok(Self { name, value, scope })
     }
 
     fn demand(&self) -> Option<Demand> {
@@ -220,7 +262,12 @@ impl HeaderMatcher {
     fn matches(&self, request: &RequestView<'_>) -> bool {
         match &self.name {
             None => self.value.matches(request.authority),
-            Some(name) => request.fields.find(name).is_some_and(|value| self.value.matches(&value)),
+            Some(name) if self.scope == FieldScope::AsSent => {
+                request.fields.find(name).is_some_and(|value| self.value.matches(&value))
+            }
+            Some(name) => request.fields.find_alone(name).is_some_and(|value| {
+                self.value.matches(&value) && self.scope.accept(&value, &self.value)
+            }),
         }
     }
 }
@@ -229,11 +276,13 @@ impl HeaderMatcher {
 struct QueryMatcher {
     name: Box<str>,
     value: Pattern,
+    scope: FieldScope,
 }
 
 impl QueryMatcher {
-    fn compile(field: &FieldMatch) -> Result<Self, BadPattern> {
+    fn compile(field: &FieldMatch, scope: FieldScope) -> Result<Self, BadPattern> {
         Ok(Self {
+            scope,
             name: field.name.as_str().into(),
             value: compile_value(&field.value, || PatternField::Query(field.name.clone()))?,
         })
@@ -248,10 +297,17 @@ impl QueryMatcher {
         let Some(value) = request.query.and_then(|q| parameter(q, &self.name)) else {
             return false;
         };
-        match &self.value {
+        let is_equal = match &self.value {
             Pattern::Literal(literal) => form_decoded(value).eq(literal.bytes()),
-            pattern => decoded_text(value).is_some_and(|text| pattern.matches(&text)),
-        }
+            pattern => decoded_text(value)
+                .is_some_and(|text| pattern.matches(&text) && self.scope.accept(&text, pattern)),
+        };
+        is_equal && (self.scope == FieldScope::AsSent || self.is_alone(request))
+    }
+
+    /// True if applications may read one parameter of the request under the name.
+    fn is_alone(&self, request: &RequestView<'_>) -> bool {
+        similar_parameters(request.query.unwrap_or_default(), &self.name).count() == 1
     }
 }
 

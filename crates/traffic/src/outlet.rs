@@ -143,7 +143,7 @@ impl CompiledOutlet {
     fn compile(outlet: &Outlet) -> Result<Self, BadPattern> {
         let of_policy = |bad: BadPattern| bad.within(ObjectKey::Egress(outlet.policy.clone()));
         let requests = outlet.requests.as_ref().map(|requests| {
-            requests.iter().map(RequestMatcher::compile).collect::<Result<Box<[_]>, _>>()
+            requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
         let requests = requests.transpose().map_err(of_policy)?;
         Ok(Self { outlet: outlet.clone(), requests })

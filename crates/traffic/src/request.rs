@@ -27,6 +27,15 @@ pub trait Fields {
     /// Does the same for all headers with [similar names](is_similar_name).
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>>;
 
+    /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent, and if a
+    /// [similar name](is_similar_name) in other bytes is present.
+    fn find_alone(&self, name: &str) -> Option<Cow<'_, str>> {
+        let found = self.find(name)?;
+        // A further value is longer by its separator.
+        let is_alone = self.find_similar(name).is_some_and(|all| all.len() == found.len());
+        is_alone.then_some(found)
+    }
+
     /// Returns the first value of this lowercase header name; `None` if it is absent.
     fn first(&self, name: &str) -> Option<Cow<'_, str>>;
 
@@ -124,5 +133,10 @@ mod tests {
         assert_eq!(fields.find_similar("x-role").as_deref(), Some("a, b"));
         assert_eq!(fields.find_similar("x_role").as_deref(), Some("a, b"));
         assert_eq!(fields.find_similar("role"), None);
+        assert_eq!(fields.find_alone("x-role"), None);
+        let fields =
+            vec![("X-Role".to_owned(), "a".to_owned()), ("x-role".to_owned(), "b".to_owned())];
+        assert_eq!(fields.find_alone("x-role").as_deref(), Some("a, b"));
+        assert_eq!(fields.find_alone("x_role"), None);
     }
 }

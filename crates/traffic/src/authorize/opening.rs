@@ -161,7 +161,7 @@ impl CompiledOpening {
     fn compile(opening: &Opening) -> Result<Self, BadPattern> {
         let of_policy = |bad: BadPattern| bad.within(ObjectKey::Ingress(opening.policy.clone()));
         let requests = opening.requests.as_ref().map(|requests| {
-            requests.iter().map(RequestMatcher::compile).collect::<Result<Box<[_]>, _>>()
+            requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
         Ok(Self {
             ruling: Ruling::opening(&opening.policy),

@@ -216,7 +216,7 @@ impl PolicyRules {
 impl CompiledRule {
     fn compile(rule: &PolicyRule) -> Result<Self, BadPattern> {
         let of = |action| rule.requests.iter().filter(move |_| rule.action == action);
-        let allowed = of(PolicyAction::Allow).map(RequestMatcher::compile);
+        let allowed = of(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
         let denied = of(PolicyAction::Deny).map(DenialMatcher::compile);
         let within = |bad: BadPattern| bad.within(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {

@@ -114,6 +114,14 @@ impl Demanding for DenialMatcher {
     }
 }
 
+/// True if a header or parameter of the request may override its method.
+pub(crate) fn may_override_method(request: &RequestView<'_>) -> bool {
+    let overrides =
+        |(name, _): (&str, &str)| METHOD_PARAMETERS.iter().any(|it| may_be_named(name, it));
+    METHOD_HEADERS.iter().any(|name| request.fields.find_similar(name).is_some())
+        || request.query.is_some_and(|query| all_parameters(query).any(overrides))
+}
+
 #[derive(Debug, Clone)]
 enum MeantPath {
     Any,
