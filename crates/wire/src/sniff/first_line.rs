@@ -47,7 +47,9 @@ impl FirstLineReader {
             return FirstLine::Other;
         }
         self.length = self.length.saturating_add(1);
-        if self.start.len() < START_BYTES_MAX {
+        // A run of blanks counts once: it must not fill the room for the target.
+        let is_repeated = is_blank(byte) && self.start.last().is_some_and(|last| is_blank(*last));
+        if self.start.len() < START_BYTES_MAX && !is_repeated {
             self.start.push(byte);
         }
         let is_next = VERSION.get(self.matched).is_some_and(|fits| fits(byte));
@@ -73,8 +75,9 @@ impl FirstLineReader {
     }
 }
 
+/// The blanks of servers, and those of Python's `http.server`, which splits a line that it reads as Latin-1.
 fn is_blank(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0b | 0x0c)
+    matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0b | 0x0c | 0x1c..=0x1f | 0x85 | 0xa0)
 }
 
 /// A version after a target: a blank, `HTTP/` and a digit.
@@ -88,7 +91,7 @@ const VERSION: [fn(u8) -> bool; 7] = [
     |byte| byte.is_ascii_digit(),
 ];
 
-/// The maximum length of a method, blanks, and the beginning of a target.
+/// The maximum length of a method, a blank, and the beginning of a target.
 const START_BYTES_MAX: usize = 64;
 
 /// No server accepts a longer request line.
@@ -127,6 +130,19 @@ mod tests {
         }
         let blanks = [vec![b'\n'; 3 * LINE_BYTES_MAX], b"GET / HTTP/1.1\r\n".to_vec()].concat();
         assert_eq!(read(&blanks), FirstLine::Request);
+        for line in [
+            &b"GET\xa0/admin\xa0HTTP/1.1\r\n"[..],
+            b"GET\x85/admin\r\n",
+            b"\x1cGET\x1d/admin\x1eHTTP/1.1\r\n",
+            b"ANY\x1fx\xa0\x85HTTP/1.0\r\n",
+        ] {
+            assert_eq!(read(line), FirstLine::Request, "{}", line.escape_ascii());
+        }
+        for blanks in ["  ", " \t\x0b", &" ".repeat(61), &"\t ".repeat(50_000)] {
+            for line in [format!("GET{blanks}/admin\r\n"), format!("{blanks}put{blanks}http:/")] {
+                assert_eq!(read(line.as_bytes()), FirstLine::Request, "{} blanks", blanks.len());
+            }
+        }
         let long = format!("ANY {} HTTP/1.1\r\n", "a".repeat(100_000));
         assert_eq!(read(long.as_bytes()), FirstLine::Request);
     }
