@@ -111,9 +111,11 @@ const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(168, 63, 129, 16),
     Ipv4Addr::new(192, 0, 0, 192),
 ];
-/// The same over IPv6: AWS, Google, Scaleway.
-const METADATA_V6: [Ipv6Addr; 3] = [
+/// The same over IPv6: AWS, its Pod Identity in EKS, Oracle, Google, Scaleway.
+const METADATA_V6: [Ipv6Addr; 5] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
     Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
     Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
 ];
@@ -128,7 +130,7 @@ mod tests {
             (
                 AddressClass::Special,
                 "0.0.0.0 0.1.2.3 169.254.169.254 224.0.0.1 255.255.255.255 100.100.100.200 168.63.129.16 \
-                 :: fe80::1 febf::1 ff02::1 fd00:ec2::254 fd20:ce::254 ::ffff:169.254.169.254 \
+                 :: fe80::1 febf::1 ff02::1 fd00:ec2::254 fd00:ec2::23 fd00:c1::a9fe:a9fe fd20:ce::254 ::ffff:169.254.169.254 \
                  ::169.254.169.254 ::ffff:0:169.254.169.254 64:ff9b::169.254.169.254 64:ff9b::a9fe:a9fe \
                  64:ff9b:1::169.254.169.254 2002:a9fe:a9fe::1 2001:0:1:2:3:4:5601:5601 \
                  2001:db8::5efe:169.254.169.254 2001:db8::200:5efe:169.254.169.254 ::ffff:0.0.0.0",
