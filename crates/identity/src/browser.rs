@@ -50,9 +50,15 @@ pub fn named_host<'a>(
     }
 }
 
+/// Returns the value of a header that may occur once; an empty value if it is repeated, because the values may differ.
+pub fn only_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let first = values.next()?;
+    Some(if values.next().is_some() { "" } else { first })
+}
+
 /// Checks a request received under the name `host`. `field` returns the value of a header by its lower-case
-/// name, or an empty value if it is not text. A link on another site may navigate to a page: it is accepted if
-/// `is_page`, for responses that are cheap and have no side effects.
+/// name, or an empty value if it is not text or [repeated](only_value). A link on another site may navigate to a page: it is
+/// accepted if `is_page`, for responses that are cheap and have no side effects.
 ///
 /// # Errors
 /// [`ForeignPage`].
@@ -114,7 +120,8 @@ mod tests {
     use super::*;
 
     fn check(fields: &[(&str, &str)], names: OwnNames, is_page: bool) -> Result<(), ForeignPage> {
-        let field = |name: &str| fields.iter().find(|(known, _)| *known == name).map(|it| it.1);
+        let all = |name| fields.iter().filter(move |(known, _)| *known == name).map(|it| it.1);
+        let field = |name: &'static str| only_value(all(name));
         let hosts = fields.iter().filter(|(known, _)| *known == "host").map(|it| it.1);
         check_origin(named_host(None, hosts)?, field, names, is_page)
     }
@@ -177,6 +184,10 @@ mod tests {
             (&[("sec-fetch-site", "")], false, false),
             (&[("sec-fetch-site", "cross-site"), link[0], link[1]], false, true),
             (&[("sec-fetch-site", "cross-site"), frame[0], frame[1]], false, false),
+            (&[("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")], false, false),
+            (&[("sec-fetch-site", "none"), ("sec-fetch-site", "none")], false, false),
+            (&[("sec-fetch-site", "cross-site"), link[0], frame[1], link[1]], false, false),
+            (&[("origin", "http://127.0.0.1:80"), ("origin", "null")], false, false),
             (&[("origin", "http://127.0.0.1:80")], true, true),
             (&[("origin", "http://127.0.0.1:81")], false, false),
             (&[("origin", "https://127.0.0.1:80")], true, true),

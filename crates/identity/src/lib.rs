@@ -38,7 +38,7 @@ pub use authority::{
     Authority, AuthorityError, AuthorityFiles, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX,
     Rotation, RotationStage, Subject,
 };
-pub use browser::{ForeignPage, OwnNames, check_origin, named_host};
+pub use browser::{ForeignPage, OwnNames, check_origin, named_host, only_value};
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
 pub use directory::{check_private_directory, create_private_directory, quoted};

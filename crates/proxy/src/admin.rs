@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ProxyAnswer, Query};
-use leno_identity::{ForeignPage, OwnNames, check_origin, named_host};
+use leno_identity::{ForeignPage, OwnNames, check_origin, named_host, only_value};
 use leno_listen::{Admission, Bounds};
 use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
@@ -186,7 +186,9 @@ pub(crate) fn foreign(
     is_page: bool,
 ) -> Option<Response<Full<Bytes>>> {
     let headers = request.headers();
-    let field = |name: &'static str| headers.get(name).map(|it| it.to_str().unwrap_or_default());
+    let field = |name: &'static str| {
+        only_value(headers.get_all(name).iter().map(|it| it.to_str().unwrap_or_default()))
+    };
     let hosts = headers.get_all(HOST).iter().map(|it| it.to_str().unwrap_or_default());
     let host = named_host(request.uri().authority().map(|it| it.as_str()), hosts);
     let found = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;

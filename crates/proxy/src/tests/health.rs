@@ -152,6 +152,11 @@ fn the_admin_page_is_for_no_page_of_another_site() {
                     ("web-1.shop.svc", "", Some(421)),
                     ("127.0.0.1", "sec-fetch-site: cross-site\r\n", Some(403)),
                     ("127.0.0.1", "sec-fetch-site: same-site\r\n", Some(403)),
+                    (
+                        "127.0.0.1",
+                        "sec-fetch-site: none\r\nsec-fetch-site: cross-site\r\n",
+                        Some(403),
+                    ),
                     ("127.0.0.1", "origin: http://evil.example\r\n", Some(403)),
                     ("127.0.0.1", "origin: null\r\n", Some(403)),
                 ] {
