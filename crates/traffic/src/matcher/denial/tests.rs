@@ -675,20 +675,6 @@ fn headers_parameters_and_methods_of_rules_fit_their_spellings_and_no_others() {
         ("role%5b0%5d", "r%6fot", true),
         ("role[x]", "root", true),
         ("role", "a,root", true),
-        ("[role]", "root", true),
-        ("%5Brole%5D", "root", true),
-        ("%255brole%255d[]", "root", true),
-        ("]role", "root", true),
-        ("[[role]]", "root", true),
-        ("role]", "root", true),
-        ("[role", "root", true),
-        ("[]role", "root", true),
-        ("[ role]", "root", true),
-        ("[role][x]", "root", true),
-        ("role]x", "root", true),
-        ("[x]role", "root", false),
-        ("x[role]", "root", false),
-        ("[roles]", "root", false),
         ("roles", "root", false),
         ("role", "roots", false),
     ] {
@@ -705,6 +691,28 @@ fn headers_parameters_and_methods_of_rules_fit_their_spellings_and_no_others() {
     ] {
         let fields = vec![(name.to_owned(), value.to_owned())];
         assert_eq!(denies(&rule, &Sent { fields, ..Sent::get("/") }), expected, "{name}: {value}");
+    }
+}
+
+#[test]
+fn brackets_before_and_around_a_name_do_not_count() {
+    for (name, expected) in [
+        ("[role]", true),
+        ("%5Brole%5D", true),
+        ("%255brole%255d[]", true),
+        ("]role", true),
+        ("[[role]]", true),
+        ("role]", true),
+        ("[role", true),
+        ("[]role", true),
+        ("[ role]", true),
+        ("[role][x]", true),
+        ("role]x", true),
+        ("[x]role", false),
+        ("x[role]", false),
+        ("[roles]", false),
+    ] {
+        assert_eq!(may_be_named(name, &folded_rule_name("role")), expected, "{name}");
     }
 }
 
