@@ -14,6 +14,7 @@ mod listed;
 mod mesh_config;
 mod places;
 mod rivals;
+mod routed;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ use self::guests::Guests;
 use self::listed::Listed;
 use self::mesh_config::Settings;
 use self::places::Places;
+use self::routed::Routed;
 use self::services::Services;
 use super::kinds::Watched;
 use super::news::{Id, Item, News, Offered, Seen};
@@ -56,6 +58,7 @@ pub(crate) struct Ledger {
     guests: Guests,
     places: Places,
     customs: Elected,
+    routed: Routed,
     /// The services with pods that are sources of an ingress policy.
     let_in: BTreeSet<ServiceName>,
     /// The services that have had pods with a sidecar.
@@ -110,6 +113,7 @@ impl Ledger {
             guests: Guests::default(),
             places: Places::default(),
             customs: Elected::default(),
+            routed: Routed::default(),
             let_in: BTreeSet::new(),
             joined: BTreeSet::new(),
             remarks: BTreeMap::new(),
@@ -351,6 +355,7 @@ impl Ledger {
                 object.set_created(custom.created);
                 self.remark(origin, Vec::new(), warnings);
                 self.see_preferences(origin, Some(&object));
+                self.see_routed(origin, Some(&object));
                 let touched = self.customs.put(origin, object, custom.created);
                 self.mention(origin, custom.mentioned);
                 self.touch_customs(touched);
@@ -430,6 +435,7 @@ impl Ledger {
             Watched::Custom(_) => {
                 let touched = self.customs.remove(origin);
                 self.see_preferences(origin, None);
+                self.see_routed(origin, None);
                 self.forget_settings(origin);
                 self.touch_customs(touched);
             }
@@ -482,8 +488,9 @@ impl Ledger {
                 if workload.sidecar && self.has_forbidden_image(name) {
                     return None;
                 }
-                // An unmeshed workload is included if gateways route to it, if it is behind a headless service
-                // or a service that has had pods with a sidecar, or if it is the source of an ingress policy.
+                // An unmeshed workload is included if gateways or routes of the mesh lead to it, if it is behind a
+                // headless service or a service that has had pods with a sidecar, or if it is the source of an
+                // ingress policy.
                 if !workload.sidecar
                     && !self.is_led_to(workload)
                     && !self.has_joined(workload)

@@ -96,12 +96,15 @@ impl Ledger {
         self.without_sidecar(&services)
     }
 
-    /// Sidecars exclude them from services with at least one meshed endpoint, gateways from every service.
+    /// Sidecars exclude them from services with at least one meshed endpoint and from those to which routes of
+    /// others lead, gateways from every service.
     fn without_sidecar<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
         let endpoints = services.iter().flat_map(|service| {
             let has_members = self.endpoints_of(service).any(|it| it.sidecar);
             let others = self.endpoints_of(service).filter(|it| !it.sidecar);
-            others.filter(move |it| has_members || self.is_behind_gateway(it))
+            others.filter(move |it| {
+                has_members || self.is_behind_gateway(it) || self.is_behind_route(it)
+            })
         });
         let mut found: Vec<&Workload> = endpoints.collect();
         found.sort_by(|one, other| one.name.cmp(&other.name));

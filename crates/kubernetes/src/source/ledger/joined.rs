@@ -79,15 +79,20 @@ impl Ledger {
         kind.is_some_and(|kind| self.remarks.contains_key(&Origin { kind, id }))
     }
 
-    /// Returns false for a service that has had no pod with a sidecar and to which no gateway routes: clients
-    /// reach it as without a mesh, so all of its fields have their usual effect.
+    /// Returns false for a service that has had no pod with a sidecar and to which neither a gateway nor a route
+    /// of another service leads: clients reach it as without a mesh, so all of its fields have their usual
+    /// effect.
     pub(super) fn is_of_mesh(&self, origin: &Origin) -> bool {
         let of_kind = self.kinds.get(origin.kind);
         if of_kind.is_none_or(|standing| standing.watched != Watched::Services) {
             return true;
         }
         let name = ServiceName::new(&origin.id.namespace, &origin.id.name);
-        name.is_ok_and(|name| self.joined.contains(&name) || self.gateways_lead_to(&name))
+        name.is_ok_and(|name| {
+            self.joined.contains(&name)
+                || self.gateways_lead_to(&name)
+                || self.routed.contains(&name)
+        })
     }
 
     /// Returns true if a service of the pod has had a pod with a sidecar.

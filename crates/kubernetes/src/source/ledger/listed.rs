@@ -344,11 +344,13 @@ impl Ledger {
         })
     }
 
-    /// Returns true if gateways route to a workload, or it is behind a headless service.
+    /// Returns true if gateways or routes of other services lead to a workload, or it is behind a headless
+    /// service.
     pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
         let mut own = self.services.near(workload);
         own.any(|it| it.addresses.is_empty() && selects(&it.selector, &workload.labels))
             || self.is_behind_gateway(workload)
+            || self.is_behind_route(workload)
     }
 
     /// Returns true if a gateway routes to a service of the workload.

@@ -19,6 +19,7 @@ mod listed;
 mod places;
 mod requests;
 mod rivals;
+mod routed;
 mod settings;
 
 const PODS: usize = 0;

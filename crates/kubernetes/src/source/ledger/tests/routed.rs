@@ -1,0 +1,163 @@
+//! Pods without a sidecar behind services that routes of the mesh name.
+
+use super::*;
+
+const GATEWAY_API: &str = "gateway.networking.k8s.io";
+
+fn selecting(name: &str) -> News {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.2", "selector": {"app": name}, "ports": [{"port": 80}]},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::service(service)))
+}
+
+fn unmeshed(app: &str) -> News {
+    pod(&format!("{app}-1"), json!({"labels": {"app": app}}))
+}
+
+/// Takes the service `web` with a sidecar, and `un` without one.
+fn take_services(ledger: &mut Ledger) {
+    for news in [selecting("web"), selecting("un")] {
+        ledger.take(SERVICES, news);
+    }
+    ledger.take(PODS, pod("web-1", json!({})));
+    ledger.take(PODS, unmeshed("un"));
+}
+
+fn rules(backends: &Value) -> Value {
+    json!({"parentRefs": [{"group": "", "kind": "Service", "name": "web"}],
+           "rules": [{"backendRefs": backends}]})
+}
+
+/// The objects at `web` that name `un`, with the index of their kind.
+fn routes() -> Vec<(usize, Value)> {
+    let both = json!([{"name": "web", "port": 80}, {"name": "un", "port": 80}]);
+    let mut tls = rules(&both);
+    tls["hostnames"] = json!(["a.example"]);
+    let mut mirror = rules(&json!([{"name": "web", "port": 80}]));
+    let copy = json!({"backendRef": {"name": "un", "port": 80}});
+    mirror["rules"][0]["filters"] = json!([{"type": "RequestMirror", "requestMirror": copy}]);
+    let split = json!({"service": "web", "backends": [
+        {"service": "web", "weight": 1}, {"service": "un", "weight": 1},
+    ]});
+    let of = |kind: &str, spec: Value| (index(kind, GATEWAY_API), spec);
+    vec![
+        of("HTTPRoute", rules(&both)),
+        of("HTTPRoute", mirror),
+        of("GRPCRoute", rules(&both)),
+        of("TCPRoute", rules(&both)),
+        of("TLSRoute", tls),
+        (index("TrafficSplit", "split.smi-spec.io"), split),
+    ]
+}
+
+fn made_today(kind: usize, spec: &Value) -> News {
+    custom(kind, "r", "2025-01-01T00:00:00Z", spec.clone())
+}
+
+fn has(told: &[String], line: &str) -> bool {
+    told.iter().any(|it| it == line)
+}
+
+/// Issue 27: sidecars had no endpoint for such a backend, and answered 503 to its share of requests.
+#[test]
+fn a_backend_without_sidecars_has_endpoints_while_a_route_names_it() {
+    for gateways in [true, false] {
+        for (kind, spec) in routes() {
+            let mut ledger = settled_with(gateways);
+            take_services(&mut ledger);
+            let told = shown(ledger.flush());
+            assert!(has(&told, "+ Workload shop/web-1"), "{told:?}");
+            assert!(!has(&told, "+ Workload shop/un-1"), "{told:?}");
+            ledger.take(kind, made_today(kind, &spec));
+            let told = shown(ledger.flush());
+            assert!(has(&told, "+ Workload shop/un-1"), "{spec} {told:?}");
+            ledger.take(PODS, gone("shop", "un-1"));
+            assert_eq!(shown(ledger.flush()), ["- Workload shop/un-1"]);
+            ledger.take(PODS, unmeshed("un"));
+            assert_eq!(shown(ledger.flush()), ["+ Workload shop/un-1"]);
+            ledger.take(kind, gone("shop", "r"));
+            let told = shown(ledger.flush());
+            assert!(has(&told, "- Workload shop/un-1"), "{spec} {told:?}");
+        }
+    }
+}
+
+#[test]
+fn a_control_plane_that_starts_publishes_such_endpoints() {
+    for (kind, spec) in routes() {
+        let mut ledger = Ledger::new(kinds());
+        for index in 0..kinds().len() {
+            ledger.take(index, News::Begin);
+        }
+        ledger.take(kind, made_today(kind, &spec));
+        take_services(&mut ledger);
+        for index in 0..kinds().len() {
+            ledger.take(index, News::Complete);
+        }
+        let told = shown(ledger.flush());
+        assert!(has(&told, "+ Workload shop/un-1"), "{spec} {told:?}");
+    }
+}
+
+#[test]
+fn a_root_without_sidecars_keeps_its_endpoints_while_its_route_leads_into_the_mesh() {
+    let mut ledger = settled();
+    take_services(&mut ledger);
+    let kind = index("HTTPRoute", GATEWAY_API);
+    let mut spec = rules(&json!([{"name": "web", "port": 80}, {"name": "un", "port": 80}]));
+    spec["parentRefs"][0]["name"] = json!("un");
+    ledger.take(kind, made_today(kind, &spec));
+    let told = shown(ledger.flush());
+    assert!(has(&told, "+ Workload shop/un-1"), "{told:?}");
+    // The connections to a service whose route names no other one bypass the sidecar.
+    spec["rules"] = json!([{"backendRefs": [{"name": "un", "port": 80}]}]);
+    ledger.take(kind, made_today(kind, &spec));
+    let told = shown(ledger.flush());
+    assert!(has(&told, "- Workload shop/un-1"), "{told:?}");
+}
+
+#[test]
+fn the_last_of_several_routes_takes_the_endpoints_away() {
+    let mut ledger = settled();
+    take_services(&mut ledger);
+    let kind = index("HTTPRoute", GATEWAY_API);
+    let spec = rules(&json!([{"name": "un", "port": 80}]));
+    for name in ["a", "b"] {
+        ledger.take(kind, custom(kind, name, "2025-01-01T00:00:00Z", spec.clone()));
+    }
+    ledger.flush();
+    ledger.take(kind, gone("shop", "a"));
+    assert!(!has(&shown(ledger.flush()), "- Workload shop/un-1"));
+    ledger.take(kind, gone("shop", "b"));
+    assert!(has(&shown(ledger.flush()), "- Workload shop/un-1"));
+}
+
+/// The sidecars of clients leave out such an endpoint while a policy applies that only its own sidecar enforces.
+#[test]
+fn a_policy_of_such_a_backend_is_not_enforced() {
+    let mut ledger = settled();
+    take_services(&mut ledger);
+    let limits = index("RateLimit", "leno.dev");
+    let limit = json!({
+        "targetRefs": [{"group": "", "kind": "Service", "name": "un"}],
+        "rules": [{"requests": 5, "in": "1s"}],
+    });
+    ledger.take(limits, custom(limits, "l", "2025-01-01T00:00:00Z", limit));
+    ledger.flush();
+    let enforced = |ledger: &mut Ledger| {
+        let statements = ledger.statements().expect("something has changed");
+        let found = statements.iter().find(|it| it.target.name == "l").expect("a status");
+        let Said::Conditions(conditions) = &found.said else { panic!("{:?}", found.said) };
+        conditions.iter().find(|it| it.word == "Enforced").expect("a condition").status
+    };
+    assert_eq!(enforced(&mut ledger), "True");
+    let kind = index("HTTPRoute", GATEWAY_API);
+    let spec = rules(&json!([{"name": "un", "port": 80}]));
+    ledger.take(kind, made_today(kind, &spec));
+    assert_eq!(enforced(&mut ledger), "False");
+    ledger.take(kind, gone("shop", "r"));
+    assert_eq!(enforced(&mut ledger), "True");
+}
