@@ -296,10 +296,12 @@ fn unresolved(pod: &Value, control: &str) -> Option<String> {
     }
     let remedy = match policy {
         "None" => {
-            "spec.dnsConfig.nameservers has to have the address of the cluster's DNS Service (kube-dns)"
+            "spec.dnsConfig.nameservers has to have the address of the cluster's DNS Service (kube-dns), and \
+             spec.dnsConfig.searches the domain of the cluster, such as cluster.local"
         }
         _ => {
-            "use ClusterFirst, or None with the address of the cluster's DNS Service in spec.dnsConfig.nameservers"
+            "use ClusterFirst, or None with the address of the cluster's DNS Service in spec.dnsConfig.nameservers and \
+             the domain of the cluster, such as cluster.local, in spec.dnsConfig.searches"
         }
     };
     Some(format!(

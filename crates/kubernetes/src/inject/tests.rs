@@ -266,6 +266,8 @@ fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
     assert!(warning.starts_with("spec.dnsPolicy is Default: the pod does not start"), "{warning}");
     let [warning] = &warnings("/spec", spec("None"))[..] else { panic!() };
     assert!(warning.contains("spec.dnsConfig.nameservers has to have"), "{warning}");
+    // Issue 27: the name of the control plane ends with `.svc`.
+    assert!(warning.contains("spec.dnsConfig.searches the domain of the cluster"), "{warning}");
     let annotated =
         json!({"annotations": {"leno.dev/outbound-port-exclusion": "80", "a.example/b": "c"}});
     assert_eq!(

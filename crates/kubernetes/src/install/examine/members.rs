@@ -101,11 +101,12 @@ impl Members<'_> {
             found.push(Finding::wrong(
                 format!(
                     "the sidecars of {} do not serve, and the DNS policy of their pods leaves out the cluster's name \
-                     server, which knows the control plane",
+                     server, which knows the control plane, or the search domain of the cluster",
                     few(&without_names)
                 ),
                 "use `dnsPolicy: ClusterFirst`, or `None` with the address of the cluster's DNS Service in \
-                 spec.dnsConfig.nameservers",
+                 spec.dnsConfig.nameservers and the domain of the cluster, such as cluster.local, in \
+                 spec.dnsConfig.searches",
             ));
         }
         if let [_, ..] = silent.as_slice() {
@@ -263,14 +264,20 @@ fn serves(pod: &Pod) -> bool {
     sidecars.any(|it| it.started == Some(true))
 }
 
-/// Returns false for a pod that does not use the cluster's DNS server. If the address of that is unknown, any
-/// name server of a pod is accepted.
+/// Returns false for a pod that does not use the cluster's DNS server, or does not search the domain of the
+/// cluster. If the address of the server is unknown, any name server of a pod is accepted.
 fn resolves(pod: &Pod, name_servers: &[String]) -> bool {
     let spec = pod.spec.as_ref();
     let config = spec.and_then(|spec| spec.dns_config.as_ref());
     let mut named = config.into_iter().flat_map(|it| it.nameservers.iter().flatten());
+    let mut searched = config.into_iter().flat_map(|it| it.searches.iter().flatten());
+    // Sidecars look up `leno-control.NAMESPACE.svc`, which the domains below `svc` do not complete.
+    let is_of_cluster = |domain: &String| domain.split('.').all(|label| label != "svc");
     match spec.and_then(|spec| spec.dns_policy.as_deref()) {
-        Some("None") => named.any(|it| name_servers.is_empty() || name_servers.contains(it)),
+        Some("None") => {
+            named.any(|it| name_servers.is_empty() || name_servers.contains(it))
+                && searched.any(is_of_cluster)
+        }
         policy => policy != Some("Default"),
     }
 }
@@ -415,12 +422,13 @@ mod tests {
         let silent = [pod("c", false, "ClusterFirst", &new)];
         let members = Members { pods: &silent, more: false };
         check(&members.serving(&[])[0], false, "1 of 1 do not serve: shop/c");
-        let named = |name: &str, address: &str| {
+        let searching = |name: &str, address: &str, searches: &[&str]| {
             let mut pod = pod(name, false, "None", &new);
-            let config = json!({"nameservers": [address]});
+            let config = json!({"nameservers": [address], "searches": searches});
             pod.spec.as_mut().unwrap().dns_config = Some(serde_json::from_value(config).unwrap());
             pod
         };
+        let named = |name: &str, address: &str| searching(name, address, &["cluster.local"]);
         let unresolved = [
             pod("d", false, "Default", &new),
             pod("e", false, "None", &new),
@@ -433,6 +441,18 @@ mod tests {
         check(&found[0], false, "shop/d, shop/e, shop/f do not serve, and the DNS policy");
         check(&found[1], false, "1 of 4 do not serve: shop/g");
         check(&members.serving(&[])[1], false, "2 of 4 do not serve: shop/f, shop/g");
+        // Issue 27: the name of the control plane is relative to the domain of the cluster.
+        let usual = ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local"];
+        let searching = [
+            searching("h", "10.96.0.10", &[]),
+            searching("i", "10.96.0.10", &usual[..2]),
+            searching("j", "10.96.0.10", &usual),
+        ];
+        let members = Members { pods: &searching, more: false };
+        let found = members.serving(&["10.96.0.10".to_owned()]);
+        check(&found[0], false, "shop/h, shop/i do not serve, and the DNS policy");
+        check(&found[0], false, "in spec.dnsConfig.searches");
+        check(&found[1], false, "1 of 3 do not serve: shop/j");
     }
 
     #[test]
