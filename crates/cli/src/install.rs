@@ -13,8 +13,8 @@ use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
     Extent, Installed, NodeNetwork, Options, Step, apply, lease, manifests, removals, remove,
-    remove_gateways, retract_statuses, wait_for_control_planes, wait_for_rollout, wait_for_webhook,
-    withdraw, withdraw_cni, withdraw_gateways, withdraw_protections,
+    remove_gateways, retract_gateways, retract_statuses, wait_for_control_planes, wait_for_rollout,
+    wait_for_webhook, withdraw, withdraw_cni, withdraw_gateways, withdraw_protections,
 };
 use leno_kubernetes::webhook::read_client_ca;
 use leno_model::{ClientRanges, MeshConfig, Name, TrustDomain};
@@ -206,6 +206,9 @@ impl InstallArgs {
         withdraw_protections(&client, &options, tell).await?;
         eprintln!("waiting for the control plane …");
         wait_for_rollout(&client, &cluster.namespace, timeout).await?;
+        if !options.gateways {
+            retract_gateways(&client, tell).await?;
+        }
         eprintln!("waiting until pods get sidecars …");
         wait_for_webhook(&client, WEBHOOK_MAX.min(timeout)).await?;
         // Pods that are created from now on redirect their connections themselves.

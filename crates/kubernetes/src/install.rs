@@ -38,7 +38,7 @@ pub use remove::{
     Extent, lease, removals, remove, remove_gateways, withdraw, withdraw_cni, withdraw_gateways,
     withdraw_protections,
 };
-pub use retract::{retract_statuses, wait_for_control_planes};
+pub use retract::{retract_gateways, retract_statuses, wait_for_control_planes};
 
 /// Options of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 mod certificates;
 mod connections;
 mod control;
+mod gateways;
 mod members;
 mod network;
 mod objects;
@@ -135,6 +136,7 @@ pub async fn examine_each(
     if !desired.is_empty() {
         steps.look(OBJECTS, objects::compared(client, &desired)).await;
     }
+    steps.look("gateways", gateways::served(client, &deployment)).await;
     steps.look("network of nodes", network::agents(client, namespace, &deployment)).await;
     steps.look("namespaces", members::namespaces(client, namespace, &deployment)).await;
     let sidecars = steps.within(members::sidecars(client, namespace, &deployment)).await;

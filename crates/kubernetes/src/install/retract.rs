@@ -28,14 +28,32 @@ pub async fn retract_statuses(
     client: &Client,
     mut told: impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
     // The installed class has been removed before.
     let classes = BTreeSet::from([GATEWAY_CLASS.to_owned()]);
-    let mut retraction = Retraction { client, now, classes, failures: Failures::default() };
+    retract_all(client, Claims::new(Absent::Mesh, classes), &mut told).await
+}
+
+/// Retracts the claims in statuses that gateways serve. Call this when every control plane runs without gateways.
+///
+/// # Errors
+/// When the API server rejects calls; all other statuses are retracted.
+pub async fn retract_gateways(
+    client: &Client,
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    retract_all(client, Claims::new(Absent::Gateways, BTreeSet::new()), &mut told).await
+}
+
+async fn retract_all(
+    client: &Client,
+    claims: Claims,
+    told: &mut impl FnMut(Step),
+) -> Result<(), InstallError> {
+    let mut retraction = Retraction { client, claims, failures: Failures::default() };
     // GatewayClasses come first: they identify our gateways.
     for kind in EDGE_KINDS.into_iter().chain(served_kinds()) {
-        if Form::of(kind) != Form::Nothing
-            && let Err(error) = retraction.retract_kind(kind, &mut told).await
+        if retraction.claims.absent.concerns(Form::of(kind))
+            && let Err(error) = retraction.retract_kind(kind, told).await
         {
             retraction.failures.add(InstallError::of("list", kind.kind, error));
         }
@@ -71,11 +89,56 @@ pub async fn wait_for_control_planes(
     Ok(())
 }
 
-struct Retraction<'a> {
-    client: &'a Client,
+/// The part of the mesh that is absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    Mesh,
+    Gateways,
+}
+
+impl Absent {
+    /// Returns true if it affects statuses of this form.
+    fn concerns(self, form: Form) -> bool {
+        match self {
+            Self::Mesh => form != Form::Nothing,
+            Self::Gateways => matches!(form, Form::Class | Form::Gateway | Form::Parents),
+        }
+    }
+
+    /// Returns true if an entry in `status.parents` claims an effect of it.
+    fn claims(self, entry: &Value) -> bool {
+        match self {
+            Self::Mesh => is_ours(entry),
+            Self::Gateways => entry.get("controllerName") == ours().as_ref(),
+        }
+    }
+
+    fn message(self) -> &'static str {
+        match self {
+            Self::Mesh => MESSAGE,
+            Self::Gateways => "the mesh is installed without gateways",
+        }
+    }
+}
+
+/// The claims to retract.
+struct Claims {
+    absent: Absent,
     now: Value,
     /// The names of our GatewayClasses.
     classes: BTreeSet<String>,
+}
+
+impl Claims {
+    fn new(absent: Absent, classes: BTreeSet<String>) -> Self {
+        let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
+        Self { absent, now, classes }
+    }
+}
+
+struct Retraction<'a> {
+    client: &'a Client,
+    claims: Claims,
     failures: Failures,
 }
 
@@ -98,8 +161,8 @@ impl Retraction<'_> {
             let name = object.name_any();
             if form == Form::Class {
                 match object.data.pointer("/spec/controllerName") == ours().as_ref() {
-                    true => self.classes.insert(name.clone()),
-                    false => self.classes.remove(&name),
+                    true => self.claims.classes.insert(name.clone()),
+                    false => self.claims.classes.remove(&name),
                 };
             }
             let shown = match object.namespace() {
@@ -132,7 +195,7 @@ impl Retraction<'_> {
         let parameters = PatchParams { field_manager, ..PatchParams::default() };
         let mut is_again = false;
         loop {
-            let Some(status) = retracted(form, &object, &self.classes, &self.now) else {
+            let Some(status) = retracted(form, &object, &self.claims) else {
                 return Ok(false);
             };
             let patch = Patch::Merge(json!({
@@ -184,20 +247,16 @@ impl Failures {
 }
 
 /// Returns the part of the status to write, if the status of this object claims an effect.
-fn retracted(
-    form: Form,
-    object: &DynamicObject,
-    classes: &BTreeSet<String>,
-    now: &Value,
-) -> Option<Value> {
+fn retracted(form: Form, object: &DynamicObject, claims: &Claims) -> Option<Value> {
+    let classes = &claims.classes;
     let before = object.data.get("status")?;
     let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
-    let conditions = |status: &Value| unknown(status.get("conditions"), now);
+    let conditions = |status: &Value| unknown(status.get("conditions"), claims);
     let mut after = before.clone();
     match form {
         Form::Parents => {
             let others = before.get("parents").and_then(Value::as_array)?.iter();
-            let others: Vec<&Value> = others.filter(|entry| !is_ours(entry)).collect();
+            let others: Vec<&Value> = others.filter(|entry| !claims.absent.claims(entry)).collect();
             after["parents"] = json!(others);
         }
         Form::Class if classes.contains(&object.name_any()) => {
@@ -223,15 +282,15 @@ fn retracted(
 }
 
 /// Returns the conditions, with ours set to `Unknown` and those of other controllers unchanged.
-fn unknown(conditions: Option<&Value>, now: &Value) -> Value {
+fn unknown(conditions: Option<&Value>, claims: &Claims) -> Value {
     let mut all = conditions.and_then(Value::as_array).cloned().unwrap_or_default();
     for condition in &mut all {
         let is_ours = OURS.iter().any(|word| condition["type"] == *word);
         if is_ours && condition["status"] != "Unknown" {
             condition["status"] = json!("Unknown");
             condition["reason"] = json!("Pending");
-            condition["message"] = json!(MESSAGE);
-            condition["lastTransitionTime"] = now.clone();
+            condition["message"] = json!(claims.absent.message());
+            condition["lastTransitionTime"] = claims.now.clone();
         }
     }
     Value::Array(all)
@@ -294,6 +353,75 @@ mod tests {
         assert_eq!(steps, ["Gateway shop/a", "Gateway shop/c"]);
     }
 
+    /// Issue 27: without gateways no control plane writes these statuses.
+    #[tokio::test]
+    async fn an_installation_without_gateways_retracts_what_gateways_claimed() {
+        let server = Server::open().await;
+        let api = "/apis/gateway.networking.k8s.io/v1";
+        let object = |kind: &str, spec: Value, status: Value| {
+            json!({
+                "apiVersion": "gateway.networking.k8s.io/v1", "kind": kind,
+                "metadata": {"name": "edge", "namespace": "shop", "resourceVersion": "1"},
+                "spec": spec, "status": status,
+            })
+        };
+        let served = json!([condition("Programmed", "True")]);
+        let mut class = object(
+            "GatewayClass",
+            json!({"controllerName": GATEWAY_CONTROLLER}),
+            json!({"conditions": [condition("Accepted", "True")]}),
+        );
+        class["metadata"]["namespace"] = Value::Null;
+        let gateway = object(
+            "Gateway",
+            json!({"gatewayClassName": "edge"}),
+            json!({"addresses": [{"value": "10.0.0.1"}], "conditions": served}),
+        );
+        let entry = |name: &str| json!({"controllerName": name, "parentRef": {"name": "edge"}});
+        let route = object(
+            "HTTPRoute",
+            json!({}),
+            json!({"parents": [entry(GATEWAY_CONTROLLER), entry("leno.dev/mesh-controller")]}),
+        );
+        {
+            let mut store = server.store.lock().unwrap();
+            let resource = |name: &str, kind: &str| {
+                json!({
+                    "name": name, "singularName": "", "namespaced": kind != "GatewayClass", "kind": kind,
+                    "verbs": [],
+                })
+            };
+            let resources = [
+                resource("gatewayclasses", "GatewayClass"),
+                resource("gateways", "Gateway"),
+                resource("httproutes", "HTTPRoute"),
+            ];
+            let resources =
+                json!({"groupVersion": "gateway.networking.k8s.io/v1", "resources": resources});
+            store.objects.insert(api.to_owned(), resources);
+            for (name, item) in
+                [("gatewayclasses", class), ("gateways", gateway), ("httproutes", route)]
+            {
+                let list =
+                    json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": [item]});
+                store.objects.insert(format!("{api}/{name}"), list);
+            }
+        }
+        let mut steps = Vec::new();
+        retract_gateways(&server.client, |step| steps.push(step.object)).await.unwrap();
+        assert_eq!(steps, ["GatewayClass edge", "Gateway shop/edge", "HTTPRoute shop/edge"]);
+        let store = server.store.lock().unwrap();
+        let written =
+            |path: &str| store.objects[&format!("{api}/{path}/edge/status")]["status"].clone();
+        let gateway = written("namespaces/shop/gateways");
+        assert_eq!(gateway["addresses"], json!([]));
+        assert_eq!(gateway["conditions"][0]["status"], "Unknown");
+        assert_eq!(gateway["conditions"][0]["message"], "the mesh is installed without gateways");
+        assert_eq!(written("gatewayclasses")["conditions"][0]["status"], "Unknown");
+        let parents = json!({"parents": [entry("leno.dev/mesh-controller")]});
+        assert_eq!(written("namespaces/shop/httproutes"), parents);
+    }
+
     #[tokio::test]
     async fn control_planes_end_before_statuses_are_retracted() {
         let server = Server::open().await;
@@ -349,12 +477,17 @@ mod tests {
         let classes = BTreeSet::from(["leno".to_owned()]);
         let check = |form, spec: Value, status: Value, expected: Option<Value>| {
             let object = object(json!({"spec": spec, "status": status}));
-            assert_eq!(retracted(form, &object, &classes, &json!("now")), expected, "{form:?}");
+            let claims = |now: &str| Claims {
+                absent: Absent::Mesh,
+                now: json!(now),
+                classes: classes.clone(),
+            };
+            assert_eq!(retracted(form, &object, &claims("now")), expected, "{form:?}");
             // Nothing is left to retract.
             let Some(after) = expected else { return };
             let mut object = object;
             object.data["status"] = after;
-            assert_eq!(retracted(form, &object, &classes, &json!("later")), None, "{form:?}");
+            assert_eq!(retracted(form, &object, &claims("later")), None, "{form:?}");
         };
         let (accepted, foreign) = (condition("Accepted", "True"), condition("Theirs", "True"));
         check(

@@ -1,0 +1,102 @@
+//! Gateways of our class, compared with the options of the control plane.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::api::{DynamicObject, ListParams};
+use kube::{Client, ResourceExt as _};
+use leno_registry::ServedKind;
+use serde_json::Value;
+
+use super::{Finding, few, unreadable};
+use crate::api::ApiError;
+use crate::gateway::EDGE_KINDS;
+use crate::install::Installed;
+use crate::source::{Found, find};
+use crate::status::Form;
+use crate::words::GATEWAY_CONTROLLER;
+
+/// Checks for Gateways of our class that no control plane serves.
+pub(super) async fn served(client: &Client, control: &Deployment) -> Finding {
+    if Installed::of(control).gateways {
+        return Finding::Well("the control plane serves them".to_owned());
+    }
+    match of_our_class(client).await {
+        Ok(all) if all.is_empty() => Finding::Well("none to serve".to_owned()),
+        Ok(all) => Finding::odd(
+            format!(
+                "no control plane serves {}: the mesh is installed without gateways",
+                few(&all)
+            ),
+            "delete them, or give them another class, or serve them with `leno install --gateways --apply`",
+        ),
+        Err(error) => unreadable(&error),
+    }
+}
+
+async fn of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
+    let (mut classes, mut gateways) = (BTreeSet::new(), Vec::new());
+    for kind in EDGE_KINDS {
+        let form = Form::of(kind);
+        if !matches!(form, Form::Class | Form::Gateway) {
+            continue;
+        }
+        for object in all_of(client, kind).await? {
+            let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
+            let name = object.name_any();
+            if form == Form::Class && text("/spec/controllerName") == Some(GATEWAY_CONTROLLER) {
+                classes.insert(name);
+            } else if text("/spec/gatewayClassName").is_some_and(|it| classes.contains(it)) {
+                gateways.push(format!("{}/{name}", object.namespace().unwrap_or_default()));
+            }
+        }
+    }
+    Ok(gateways)
+}
+
+/// Returns the objects of a kind; none where the cluster does not have the kind.
+async fn all_of(client: &Client, kind: ServedKind) -> Result<Vec<DynamicObject>, ApiError> {
+    let Found::Served(found) = find(client, kind).await? else { return Ok(Vec::new()) };
+    Ok(found.0.list(&ListParams::default()).await?.items)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::Server;
+
+    /// Issue 27: the examination reported nothing about them.
+    #[tokio::test]
+    async fn gateways_of_our_class_without_a_control_plane_that_serves_them_are_reported() {
+        let server = Server::open().await;
+        let api = "/apis/gateway.networking.k8s.io/v1";
+        let resource = |name: &str, kind: &str| json!({"name": name, "singularName": "", "namespaced": kind == "Gateway", "kind": kind, "verbs": []});
+        let kinds = [resource("gatewayclasses", "GatewayClass"), resource("gateways", "Gateway")];
+        let kinds = json!({"groupVersion": "gateway.networking.k8s.io/v1", "resources": kinds});
+        let list = |items: Value| json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items});
+        let class = |name: &str, controller: &str| json!({"metadata": {"name": name}, "spec": {"controllerName": controller}});
+        let gateway = |name: &str, class: &str| json!({"metadata": {"name": name, "namespace": "shop"}, "spec": {"gatewayClassName": class}});
+        {
+            let mut store = server.store.lock().unwrap();
+            let classes = [class("mine", GATEWAY_CONTROLLER), class("other", "example.com/c")];
+            let gateways = [gateway("a", "mine"), gateway("b", "other")];
+            store.objects.insert(api.to_owned(), kinds);
+            store.objects.insert(format!("{api}/gatewayclasses"), list(json!(classes)));
+            store.objects.insert(format!("{api}/gateways"), list(json!(gateways)));
+        }
+        let control = |args: Value| -> Deployment {
+            let container = json!({"name": "leno-control", "args": args});
+            let spec = json!({"selector": {}, "template": {"spec": {"containers": [container]}}});
+            serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
+        };
+        let found = served(&server.client, &control(json!([]))).await.to_string();
+        assert!(found.starts_with("no control plane serves shop/a: the mesh"), "{found}");
+        let found = served(&server.client, &control(json!(["--gateways"]))).await;
+        assert!(matches!(found, Finding::Well(_)), "{found}");
+        server.store.lock().unwrap().objects.insert(format!("{api}/gateways"), list(json!([])));
+        let found = served(&server.client, &control(json!([]))).await;
+        assert!(matches!(found, Finding::Well(_)), "{found}");
+    }
+}
