@@ -33,7 +33,8 @@ impl Ledger {
 
     /// Returns true if a workload is behind a service that is the source of an ingress policy.
     pub(super) fn is_let_in(&self, workload: &Workload) -> bool {
-        let mut near = self.services.near(workload).filter(|it| self.let_in.contains(&it.name));
+        let near = self.services.near(workload).chain(self.listed.near(workload));
+        let mut near = near.filter(|it| self.let_in.contains(&it.name));
         near.any(|service| selects(&service.selector, &workload.labels))
     }
 
@@ -97,14 +98,27 @@ impl Ledger {
             return Some(format!("spec.matches: there is no HTTPRouteGroup {group}"));
         }
         policy.sources.iter().find_map(|source| match source {
-            IngressSource::Service(service) => {
-                let known = self.services.get(service);
-                let mut pods = known.into_iter().flat_map(|known| self.pods_behind(known));
-                let has_own = pods.any(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
-                (!has_own).then(|| format!("endpoints not found for service {service}"))
-            }
+            IngressSource::Service(service) => self.absent_source(service),
             IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => None,
         })
+    }
+
+    /// Returns the reason that a service that is a source lets no client in.
+    fn absent_source(&self, name: &ServiceName) -> Option<String> {
+        let service = self.services.get(name).cloned().or_else(|| self.offered(name));
+        let sources = service.iter().flat_map(|it| self.endpoints_of(it));
+        let mut sources = sources.filter(|it| !self.is_borrowed(it)).peekable();
+        let is_on_node = sources.peek().is_some();
+        if sources.any(|it| !it.labels.contains_key(NODE_NETWORK_LABEL)) {
+            return None;
+        }
+        let hint = match is_on_node {
+            true => {
+                ": its pods have the addresses of their nodes (hostNetwork); write an IPRange with those addresses"
+            }
+            false => "",
+        };
+        Some(format!("endpoints not found for service {name}{hint}"))
     }
 
     /// Returns the reason that a port of a service is not open, or not as this policy specifies.
@@ -162,8 +176,10 @@ impl Ledger {
         let changed: Vec<ServiceName> =
             before.symmetric_difference(&self.let_in).cloned().collect();
         for name in changed {
-            let service = self.services.get(&name).cloned();
+            let service = self.known_service(&name).cloned();
             self.touch_selected(&name, &[service.as_ref()]);
+            // A service without a selector becomes known to sidecars.
+            self.dirty.insert(ObjectKey::Service(name));
         }
     }
 }

@@ -185,11 +185,13 @@ impl Ledger {
     }
 
     /// Returns a service without a selector as configured in sidecars and gateways; `None` while neither routes
-    /// to it.
+    /// to it and it is no source of an ingress policy.
     pub(super) fn offered(&self, name: &ServiceName) -> Option<Service> {
         let service = self.listed.service(name)?;
-        let joined = self.joined.contains(name).then(|| self.listed.numbered(service)).flatten();
-        joined.or_else(|| self.gateways_lead_to(name).then(|| service.clone()))
+        let has_joined = self.joined.contains(name);
+        let joined = has_joined.then(|| self.listed.numbered(service)).flatten();
+        let is_source = !has_joined && self.let_in.contains(name);
+        joined.or_else(|| (is_source || self.gateways_lead_to(name)).then(|| service.clone()))
     }
 
     /// Returns the services without a selector that list a pod with a sidecar.
@@ -238,6 +240,7 @@ impl Ledger {
                 self.touch_selected(&name, &[Some(&service)]);
             }
             self.join_listed(&name);
+            self.unjudged |= self.let_in.contains(&name);
             self.dirty.insert(ObjectKey::Service(name));
         }
     }

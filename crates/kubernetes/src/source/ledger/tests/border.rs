@@ -78,13 +78,56 @@ fn opens_once_all_is_there(mut ledger: Ledger) {
     assert_eq!(said(&mut ledger), Err(nobody.to_owned()));
     // A pod in the host network has no address of its own.
     ledger.take(PODS, controller(true));
-    assert_eq!(said(&mut ledger), Err(nobody.to_owned()));
+    let on_node = format!(
+        "{nobody}: its pods have the addresses of their nodes (hostNetwork); write an IPRange with those addresses"
+    );
+    assert_eq!(said(&mut ledger), Err(on_node));
     ledger.take(PODS, controller(false));
     assert_eq!(said(&mut ledger), Ok(()));
     ledger.take(PODS, controller(false));
     assert!(ledger.statements().is_none(), "nothing is new");
     ledger.take(PODS, gone("shop", "edge-1"));
     assert_eq!(said(&mut ledger), Err(nobody.to_owned()));
+}
+
+/// Issue 27: such a source stayed closed, because only pods that a selector selects were sources.
+#[test]
+fn the_listed_addresses_of_a_service_without_a_selector_are_let_in() {
+    for gateways in [true, false] {
+        // The Service and its slice exist before the policy, or come later.
+        for is_policy_first in [true, false] {
+            let mut ledger = settled_with(gateways);
+            let kind = index("IngressBackend", "policy.openservicemesh.io");
+            let spec = json!({
+                "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
+                "sources": [{"kind": "Service", "name": "hand", "namespace": "shop"}],
+            });
+            let policy = || custom(kind, "a", "2025-01-01T00:00:00Z", spec.clone());
+            if is_policy_first {
+                ledger.take(kind, policy());
+            }
+            ledger.take(SERVICES, service("web", 8080));
+            ledger.take(SERVICES, listed::by_hand());
+            let slice = |endpoints: &[(&str, bool)]| listed::slice("hand-1", 8080, endpoints);
+            ledger.take(listed::slices(), slice(&[("10.1.0.9", true)]));
+            if !is_policy_first {
+                ledger.flush();
+                ledger.take(kind, policy());
+            }
+            let told = shown(ledger.flush());
+            for line in ["+ Workload shop/hand-1.10-1-0-9", "+ Service shop/hand"] {
+                assert!(told.iter().any(|it| it == line), "{line} {told:?}");
+            }
+            assert_eq!(said(&mut ledger), Ok(()));
+            ledger.take(listed::slices(), slice(&[]));
+            assert_eq!(shown(ledger.flush()), ["- Workload shop/hand-1.10-1-0-9"]);
+            let nobody = "endpoints not found for service shop/hand";
+            assert_eq!(said(&mut ledger), Err(nobody.to_owned()));
+            ledger.take(kind, gone("shop", "a"));
+            let told = shown(ledger.flush());
+            assert!(told.iter().any(|it| it == "- Service shop/hand"), "{told:?}");
+        }
+    }
 }
 
 #[test]

@@ -6,12 +6,12 @@ use leno_registry::JOINING_LABEL;
 use super::*;
 use crate::source::ledger::listed::LISTED_MAX;
 
-fn slices() -> usize {
+pub(super) fn slices() -> usize {
     kinds().iter().position(|it| *it == Watched::Slices).unwrap()
 }
 
 /// A Service without a selector.
-fn by_hand() -> News {
+pub(super) fn by_hand() -> News {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": "hand", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.7", "ports": [{"name": "http", "port": 80}]},
@@ -21,7 +21,7 @@ fn by_hand() -> News {
 }
 
 /// A slice of that Service, with the address and readiness of each endpoint.
-fn slice(name: &str, port: u16, endpoints: &[(&str, bool)]) -> News {
+pub(super) fn slice(name: &str, port: u16, endpoints: &[(&str, bool)]) -> News {
     let endpoint = |(address, ready): &(&str, bool)| json!({"addresses": [address], "conditions": {"ready": ready}});
     let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
     let labels = json!({"kubernetes.io/service-name": "hand"});
