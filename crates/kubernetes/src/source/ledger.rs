@@ -3,6 +3,7 @@
 mod border;
 mod dangling;
 mod edge;
+mod effect;
 mod elected;
 mod enforcement;
 mod floor;
@@ -59,6 +60,10 @@ pub(crate) struct Ledger {
     places: Places,
     customs: Elected,
     routed: Routed,
+    /// The services that routes name, also where each names one only.
+    attached: Routed,
+    /// Those of them with pods of which none has a sidecar.
+    outside: BTreeSet<ServiceName>,
     /// The services with pods that are sources of an ingress policy.
     let_in: BTreeSet<ServiceName>,
     /// The services that have had pods with a sidecar.
@@ -114,6 +119,8 @@ impl Ledger {
             places: Places::default(),
             customs: Elected::default(),
             routed: Routed::default(),
+            attached: Routed::default(),
+            outside: BTreeSet::new(),
             let_in: BTreeSet::new(),
             joined: BTreeSet::new(),
             remarks: BTreeMap::new(),
@@ -301,6 +308,7 @@ impl Ledger {
         self.touch_listed(before.as_ref(), Some(&workload));
         self.touch_openings(before.as_ref(), Some(&workload));
         self.touch_enforcement(before.as_ref(), Some(&workload));
+        self.touch_outside(before.as_ref(), Some(&workload));
     }
 
     fn see_service(&mut self, origin: &Origin, service: Result<Offered, Rejected>) {
@@ -407,6 +415,7 @@ impl Ledger {
                     self.see_place(&name, None);
                     self.touch_openings(before.as_ref(), None);
                     self.touch_enforcement(before.as_ref(), None);
+                    self.touch_outside(before.as_ref(), None);
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
             }
@@ -446,6 +455,7 @@ impl Ledger {
     fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.unjudged = true;
+        self.note_outside(name);
         self.edge.iter_mut().for_each(Edge::touch);
         let now = self.known_service(name).cloned();
         let now = now.as_ref();

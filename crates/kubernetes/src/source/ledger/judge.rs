@@ -93,15 +93,15 @@ impl Ledger {
             Form::Parents => {
                 let resolved = self.resolved(origin, refusal.as_deref(), &others.grants);
                 let parents = record.parents.iter().map(|parent| {
-                    let accepted = match refusal.as_deref() {
-                        Some(refusal) => accepted(Some(refusal), "UnsupportedValue"),
+                    let (accepted, idle) = match refusal.as_deref() {
+                        Some(refusal) => (accepted(Some(refusal), "UnsupportedValue"), None),
                         None => self.taken(origin, (record, parent), others),
                     };
                     ParentSaid {
                         parent: parent.clone(),
                         controller: CONTROLLER,
                         generation: record.generation,
-                        conditions: with_programmed([accepted, resolved.clone()]),
+                        conditions: with_programmed([accepted, resolved.clone()], idle),
                     }
                 });
                 let route = RouteId { kind: record.target.kind, id: id.clone() };
@@ -139,23 +139,26 @@ impl Ledger {
         [accepted, resolved, programmed].into_iter().chain(enforced).collect()
     }
 
-    /// Returns the `Accepted` condition of a valid route for one of its parents.
+    /// Returns the `Accepted` condition of a valid route for one of its parents, and the reason that the accepted
+    /// route has no effect there.
     fn taken(
         &self,
         origin: &Origin,
         (record, parent): (&Record, &Value),
         others: &Others<'_>,
-    ) -> Condition {
+    ) -> (Condition, Option<Condition>) {
         let (service, port) = match parent_of(parent, &record.target.namespace) {
             Ok(known) => known,
-            Err(problem) => return accepted(Some(&problem), "NoMatchingParent"),
+            Err(problem) => return (accepted(Some(&problem), "NoMatchingParent"), None),
         };
         if let Some(missing) = self.missing(&service, port) {
-            return accepted(Some(&missing), "NoMatchingParent");
+            return (accepted(Some(&missing), "NoMatchingParent"), None);
         }
-        let route = self.customs.said(origin);
-        let rival = route.and_then(|it| self.rival_of_route(it, (&service, port), &others.rivals));
-        accepted(rival.as_deref(), CONFLICTED)
+        let Some(route) = self.customs.said(origin) else { return (accepted(None, ""), None) };
+        let rival = self.rival_of_route(route, (&service, port), &others.rivals);
+        let idle = || self.idle_route(route, (&service, port), &others.rivals);
+        let idle = idle().filter(|_| rival.is_none());
+        (accepted(rival.as_deref(), CONFLICTED), idle)
     }
 
     /// Returns the object that takes precedence over a valid one, for kinds without a status.
@@ -304,6 +307,12 @@ impl Ledger {
         resolved("True", "ResolvedRefs", "every backend is there")
     }
 
+    /// Returns the first missing backend of a route.
+    pub(super) fn missing_backend(&self, route: &Object) -> Option<String> {
+        let (_, backends) = backends(route);
+        backends.into_iter().find_map(|(_, _, service, port)| self.missing(service, Some(port)))
+    }
+
     /// Returns the missing part of a service.
     pub(super) fn missing(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         let Some(known) = self.services.get(service) else {
@@ -324,9 +333,12 @@ fn parent_of(parent: &Value, own: &str) -> Result<(ServiceName, Option<u16>), St
     service.map(|service| (service, port)).map_err(|error| error.to_string())
 }
 
-/// Adds the `Programmed` condition.
-fn with_programmed([accepted, resolved]: [Condition; 2]) -> Vec<Condition> {
-    let programmed = Condition::programmed(&accepted, TOLD);
+/// Adds the `Programmed` condition; `idle` is that of an accepted route without effect.
+fn with_programmed(
+    [accepted, resolved]: [Condition; 2],
+    idle: Option<Condition>,
+) -> Vec<Condition> {
+    let programmed = idle.unwrap_or_else(|| Condition::programmed(&accepted, TOLD));
     vec![accepted, resolved, programmed]
 }
 
@@ -529,7 +541,7 @@ fn targets(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
 }
 
 /// Returns the parents of a route, and the services to which it routes.
-fn backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
+pub(super) fn backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
             let all =
@@ -559,7 +571,7 @@ fn of_kind<'a>(
 }
 
 /// A backend: the kind and namespace of its route, the service and its port.
-type Backend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
+pub(super) type Backend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
 
 /// Shortens a text to the length of a condition, with room for the rest of the status.
 fn cut(text: &str) -> String {
@@ -570,7 +582,7 @@ fn cut(text: &str) -> String {
 /// in conflict with one of a kind with higher precedence (GEP-1426).
 const CONFLICTED: &str = "Conflicted";
 /// The reason of `Programmed` for a policy without effect (GEP-713).
-const OVERRIDDEN: &str = "Overridden";
+pub(super) const OVERRIDDEN: &str = "Overridden";
 
 /// The reason of `Programmed` for a policy at a port without visible requests.
 const NO_REQUESTS: &str = "NoRequests";

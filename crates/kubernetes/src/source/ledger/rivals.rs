@@ -108,7 +108,7 @@ impl<'a> Rivals<'a> {
     }
 
     /// Returns the routes of a namespace that are attached to a port.
-    fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
+    pub(super) fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
         let near = self.routes.get(service).into_iter().flatten().copied();
         let is_there = |route: &&Object| {
             let mut parents = parents(route).iter();
@@ -194,10 +194,13 @@ impl Ledger {
             ));
         }
         let ports = self.ports(root, None);
-        let attached = |port| rivals.at(root, port, &root.namespace).first().map(|it| it.key());
-        let all: Option<Vec<ObjectKey>> = ports.map(attached).collect();
+        let attached = |port| rivals.at(root, port, &root.namespace).first().copied();
+        let all: Option<Vec<&Object>> = ports.map(attached).collect();
         let first = all?.into_iter().next()?;
-        Some(format!("{first} is attached to {root}, and decides there alone"))
+        let problem = self.missing_backend(first);
+        let problem = problem.map(|it| format!("; it has an error of its own: {it}"));
+        let (first, problem) = (first.key(), problem.unwrap_or_default());
+        Some(format!("{first} is attached to {root}, and decides there alone{problem}"))
     }
 
     /// Returns the object that takes precedence over a retry policy for all of its existing services.

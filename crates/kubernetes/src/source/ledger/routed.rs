@@ -51,7 +51,10 @@ impl Ledger {
     pub(super) fn see_routed(&mut self, origin: &Origin, object: Option<&Object>) {
         let named = object.map(named_services).unwrap_or_default();
         // An object that names one service does not bring it into the mesh.
-        let now = if named.len() < 2 { BTreeSet::new() } else { named };
+        let now = if named.len() < 2 { BTreeSet::new() } else { named.clone() };
+        for name in self.attached.replace(origin, named) {
+            self.note_outside(&name);
+        }
         for name in self.routed.replace(origin, now) {
             let service = self.services.get(&name).cloned();
             self.touch_selected(&name, &[service.as_ref()]);

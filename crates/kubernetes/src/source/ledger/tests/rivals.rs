@@ -383,6 +383,27 @@ fn a_missing_reference_is_an_event_on_the_object_at_fault() {
     assert_eq!(notes(&mut ledger), []);
 }
 
+/// Issue 27: routes decide before splits whatever their age, so the event names the missing backend.
+#[test]
+fn a_split_names_the_error_of_the_newer_route_that_decides_instead() {
+    let mut ledger = settled();
+    for name in ["web", "v1"] {
+        ledger.take(SERVICES, service(name, 8080));
+    }
+    let splits = index("TrafficSplit", "split.smi-spec.io");
+    let split = json!({"service": "web", "backends": [{"service": "v1", "weight": 1}]});
+    ledger.take(splits, custom(splits, "old", "2025-01-01T00:00:00Z", split));
+    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let mut spec = route(None);
+    spec["rules"][0]["backendRefs"][0]["name"] = json!("v2");
+    ledger.take(routes, custom(routes, "new", "2025-02-01T00:00:00Z", spec));
+    assert_eq!(
+        said(&mut ledger, "TrafficSplit", "old"),
+        "HTTPRoute shop/new is attached to shop/web, and decides there alone; it has an error of its own: there is \
+         no Service shop/v2 that selects pods"
+    );
+}
+
 /// An object in force does not depend on the existence of its backends.
 #[test]
 fn an_older_split_whose_backend_disappears_still_decides() {

@@ -161,3 +161,73 @@ fn a_policy_of_such_a_backend_is_not_enforced() {
     ledger.take(kind, gone("shop", "r"));
     assert_eq!(enforced(&mut ledger), "True");
 }
+
+/// Returns the reason and message of the condition `Programmed` of a route.
+fn programmed(ledger: &mut Ledger, name: &str) -> (&'static str, String) {
+    let statements = ledger.statements().expect("something has changed");
+    let found = statements.iter().find(|it| it.target.name == name).expect("a status");
+    let Said::Parents(parents) = &found.said else { panic!("{:?}", found.said) };
+    let conditions = &parents[0].conditions;
+    assert_eq!((conditions[0].word, conditions[0].status), ("Accepted", "True"));
+    let found = conditions.iter().find(|it| it.word == "Programmed").expect("a condition");
+    (found.reason, found.message.clone())
+}
+
+const PROGRAMMED: &str = "Programmed";
+
+/// Issue 27: such a route was reported as in force.
+#[test]
+fn a_route_between_services_without_sidecars_says_that_it_has_no_effect() {
+    let mut ledger = settled();
+    take_services(&mut ledger);
+    let kind = index("HTTPRoute", GATEWAY_API);
+    let mut spec = rules(&json!([{"name": "un", "port": 80}]));
+    spec["parentRefs"][0]["name"] = json!("un");
+    ledger.take(kind, made_today(kind, &spec));
+    ledger.flush();
+    let (reason, message) = programmed(&mut ledger, "r");
+    assert_eq!(reason, "NoSidecars");
+    assert!(message.starts_with("no pod of shop/un or of a backend has a sidecar"), "{message}");
+    // The first pod with a sidecar, ready or not, brings the Service into the mesh.
+    let meshed = json!({"labels": {"app": "un", "leno.dev/meshed": "sidecar"}});
+    ledger.take(PODS, pod("un-2", meshed));
+    assert_eq!(programmed(&mut ledger, "r").0, PROGRAMMED);
+    ledger.take(PODS, gone("shop", "un-2"));
+    assert_eq!(programmed(&mut ledger, "r").0, "NoSidecars");
+    // So does a backend with a sidecar.
+    spec["rules"] = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
+    ledger.take(kind, made_today(kind, &spec));
+    assert_eq!(programmed(&mut ledger, "r").0, PROGRAMMED);
+    ledger.take(PODS, gone("shop", "web-1"));
+    ledger.take(PODS, pod("web-2", json!({"labels": {"app": "web"}})));
+    assert_eq!(programmed(&mut ledger, "r").0, "NoSidecars");
+    // Future pods are unknown.
+    for name in ["un-1", "web-2"] {
+        ledger.take(PODS, gone("shop", name));
+    }
+    assert_eq!(programmed(&mut ledger, "r").0, PROGRAMMED);
+}
+
+/// Issue 27: such a route was reported as in force.
+#[test]
+fn a_route_whose_matches_an_older_one_has_says_that_it_never_decides() {
+    let mut ledger = settled();
+    take_services(&mut ledger);
+    let kind = index("HTTPRoute", GATEWAY_API);
+    let all = rules(&json!([{"name": "web", "port": 80}]));
+    ledger.take(kind, custom(kind, "z", "2025-01-01T00:00:00Z", all.clone()));
+    ledger.take(kind, custom(kind, "a", "2025-02-01T00:00:00Z", all.clone()));
+    ledger.flush();
+    let (reason, message) = programmed(&mut ledger, "a");
+    let expected = "none of its rules decides: HTTPRoute shop/z has the same matches, and is older";
+    assert_eq!((reason, message.as_str()), ("Overridden", expected));
+    // One rule of its own is enough.
+    let mut own = all;
+    own["rules"].as_array_mut().unwrap().push(json!({
+        "matches": [{"path": {"type": "Exact", "value": "/own"}}],
+        "backendRefs": [{"name": "web", "port": 80}],
+    }));
+    ledger.take(kind, custom(kind, "a", "2025-02-01T00:00:00Z", own));
+    assert_eq!(programmed(&mut ledger, "a").0, PROGRAMMED);
+    assert!(ledger.statements().is_none(), "nothing is new");
+}
