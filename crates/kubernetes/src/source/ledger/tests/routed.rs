@@ -112,7 +112,7 @@ fn a_root_without_sidecars_keeps_its_endpoints_while_its_route_leads_into_the_me
     ledger.take(kind, made_today(kind, &spec));
     let told = shown(ledger.flush());
     assert!(has(&told, "+ Workload shop/un-1"), "{told:?}");
-    // The connections to a service whose route names no other one bypass the sidecar.
+    // Connections to a service bypass the sidecar if its route names no other service.
     spec["rules"] = json!([{"backendRefs": [{"name": "un", "port": 80}]}]);
     ledger.take(kind, made_today(kind, &spec));
     let told = shown(ledger.flush());
