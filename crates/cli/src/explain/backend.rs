@@ -51,6 +51,7 @@ pub(super) fn with_port(
     let decided = |endpoint: &Arc<Endpoint>| DecidedEndpoint {
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
+        is_by_token: false,
         limits: Vec::new(),
         marks: Vec::new(),
         openings: Vec::new(),

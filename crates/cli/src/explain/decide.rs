@@ -16,7 +16,7 @@ use leno_traffic::{
 };
 
 use super::backend::{decided_backend, with_port};
-use super::inbound::{access, limits, marks, openings};
+use super::inbound::{access, is_by_token, limits, marks, openings, tokens};
 use super::outside::Outside;
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
@@ -124,6 +124,8 @@ pub(super) struct DecidedBackend {
 pub(super) struct DecidedEndpoint {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) access: EndpointAccess,
+    /// The request shows a token, which may be none that the sidecar accepts.
+    pub(super) is_by_token: bool,
     /// The rate limits that its sidecar counts such requests under, and whom it asks about them.
     pub(super) limits: Vec<Treated>,
     /// What such requests are marked with for the application, by lanes.
@@ -245,9 +247,16 @@ impl Decision {
                 let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
                 decided.access = access(&snapshot, &peer, question, way)?;
                 decided.openings = openings(&snapshot, way.0);
-                if decided.access.refused().is_none() {
-                    decided.limits = limits(&snapshot, &peer, question, way)?;
-                    decided.marks = marks(&snapshot, question, way)?;
+                match decided.access.refused() {
+                    None => {
+                        decided.is_by_token = is_by_token(&snapshot, question, way)?;
+                        decided.limits = limits(&snapshot, &peer, question, way)?;
+                        decided.marks = marks(&snapshot, question, way)?;
+                    }
+                    Some(Reason::TokenMissing) => {
+                        decided.limits = tokens(&snapshot, question, way.0)?;
+                    }
+                    Some(_) => {}
                 }
             }
         }
@@ -444,6 +453,9 @@ impl Decision {
             }
             for endpoint in &backend.endpoints {
                 add(endpoint.access.refused());
+                if endpoint.is_by_token {
+                    add(Some(Reason::TokenInvalid));
+                }
             }
         }
         outcomes

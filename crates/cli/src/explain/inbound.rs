@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use leno_model::{Entry, IpRange, LaneRule, Opening, Proof, Reason, Snapshot, SpiffeId};
-use leno_traffic::guard::Asking;
-use leno_traffic::{Guards, InboundAccess, Lanes, Limits, Ruling};
+use leno_model::{Entry, IpRange, JwtPlace, LaneRule, Opening, Proof, Reason, Snapshot, SpiffeId};
+use leno_traffic::guard::{Asking, CompiledJwtValidation, PortGuards};
+use leno_traffic::{Guards, InboundAccess, Lanes, Limits, RequestView, Ruling, similar_parameters};
 
 use super::decide::{EndpointAccess, Question};
 use super::treatment::{
@@ -30,6 +30,12 @@ pub(super) fn access(
         return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
     let fields = question.fields();
+    if !opaque
+        && permit.is_ok()
+        && let Some(policy) = missing_token(snapshot, &question.view(&fields), port)?
+    {
+        return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(policy)));
+    }
     let decided = permit.and_then(|permit| match opaque {
         // The bytes are those of a request.
         true => {
@@ -45,6 +51,64 @@ pub(super) fn access(
         },
         Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
     })
+}
+
+/// The policy that requires a token of a request that shows none. Tokens come before everything else that decides about requests.
+fn missing_token(
+    snapshot: &Snapshot,
+    view: &RequestView<'_>,
+    port: u16,
+) -> anyhow::Result<Option<Ruling>> {
+    let guards = Guards::build(&snapshot.plan)?;
+    let mut rules = guards.iter().flat_map(|guards| guards.at(port)).flat_map(PortGuards::tokens);
+    let missing = rules.find(|rule| rule.is_required(view) && !shows_token(rule, view));
+    Ok(missing.map(CompiledJwtValidation::ruling))
+}
+
+/// True when the request shows a token where a policy looks for it. Only the sidecar verifies it.
+pub(super) fn is_by_token(
+    snapshot: &Snapshot,
+    question: &Question,
+    (port, opaque): (u16, bool),
+) -> anyhow::Result<bool> {
+    let guards = Guards::build(&snapshot.plan)?.filter(|_| !opaque);
+    let fields = question.fields();
+    let view = question.view(&fields);
+    let mut rules = guards.iter().flat_map(|guards| guards.at(port)).flat_map(PortGuards::tokens);
+    Ok(rules.any(|rule| shows_token(rule, &view)))
+}
+
+/// True when the request has a token at a place of the policy, or something that an application may take for one.
+fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
+    let mut places = rule.rule.issuers.iter().flat_map(|issuer| &issuer.places);
+    places.any(|place| match place {
+        JwtPlace::Query(name) => {
+            similar_parameters(view.query.unwrap_or_default(), name).next().is_some()
+        }
+        JwtPlace::Header { name, prefix } => match view.fields.first(name) {
+            None => view.fields.find_similar(name).is_some(),
+            Some(value) => {
+                let scheme = prefix.trim_end();
+                let begin = value.get(..scheme.len());
+                let rest = value.get(scheme.len()..).unwrap_or_default();
+                begin.is_some_and(|begin| begin.eq_ignore_ascii_case(scheme))
+                    && (scheme == prefix || rest.starts_with(char::is_whitespace))
+            }
+        },
+    })
+}
+
+/// The tokens that the sidecar with this snapshot requires or verifies.
+pub(super) fn tokens(
+    snapshot: &Snapshot,
+    question: &Question,
+    port: u16,
+) -> anyhow::Result<Vec<Treated>> {
+    let guards = Guards::build(&snapshot.plan)?;
+    let fields = question.fields();
+    let view = question.view(&fields);
+    let rules = guards.iter().flat_map(|guards| guards.at(port)).flat_map(PortGuards::tokens);
+    Ok(rules.map(|rule| validated(rule, rule.is_required(&view))).collect())
 }
 
 /// The rate limits that the sidecar with this snapshot counts the request under, or opaque bytes,
@@ -67,8 +131,7 @@ pub(super) fn limits(
         counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect();
     let guards = Guards::build(&snapshot.plan)?;
     if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
-        let tokens = guards.tokens().iter();
-        told.extend(tokens.map(|rule| validated(rule, rule.is_required(&view))));
+        told.extend(tokens(snapshot, question, port)?);
         told.extend(guards.authorizations(&view).map(asked));
         // Where the question comes from stands for any client.
         let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };

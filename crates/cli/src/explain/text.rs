@@ -209,6 +209,10 @@ fn verdict(decision: &Decision, question: &Question) -> String {
             format!("{status} {}: {caption} {remedy}", reason.label())
         }
         [] => "503 no-endpoint: nothing is behind the service.".to_owned(),
+        [None, Some(Reason::TokenInvalid)] => {
+            "it depends on the token (allowed, token-invalid): the endpoint's sidecar verifies it"
+                .to_owned()
+        }
         several => {
             let several: Vec<&str> =
                 several.iter().map(|outcome| outcome.map_or("allowed", Reason::label)).collect();
@@ -487,6 +491,7 @@ fn told_endpoint(decided: &DecidedEndpoint) -> String {
 fn told_ruling(reason: Reason, ruling: Option<&Ruling>) -> String {
     let does = match reason {
         Reason::DeniedByPolicy => "denies it",
+        Reason::TokenMissing => "requires a token",
         _ => "allows it to others",
     };
     let told = |ruling: &Ruling| format!(" (the {} {ruling} {does})", ruling.kind());

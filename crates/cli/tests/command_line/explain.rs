@@ -439,6 +439,47 @@ fn a_fault_that_aborts_every_request_is_the_verdict() {
     }
 }
 
+/// Only the sidecar of the endpoint verifies a token.
+#[test]
+fn a_token_that_is_required_and_missing_is_the_verdict() {
+    let policy = "
+apiVersion: leno.dev/v1alpha1
+kind: JwtValidation
+metadata: {name: signed, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: ratings}]
+  requiredFor: [{path: {value: /ratings}}]
+  issuers:
+  - issuer: https://accounts.example
+    jwks: {url: 'https://accounts.example/jwks'}
+    from: [{header: authorization, prefix: 'Bearer '}, {query: token}]
+";
+    let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let missing = "401 token-missing: The request shows no JSON web token where one is required.";
+    let depends = "it depends on the token (allowed, token-invalid): ";
+    for (path, header, code, expected) in [
+        ("/ratings/1", "x-a: b", 3, missing),
+        ("/ratings/1", "authorization: Basic YTpi", 3, missing),
+        ("/ratings/1", "authorization: bearer abc", 3, depends),
+        ("/ratings/1?token=abc", "x-a: b", 3, depends),
+        ("/ratings/1?other=abc", "x-a: b", 3, missing),
+        ("/health", "x-a: b", 3, "404 no-policy-route: "),
+    ] {
+        let url = format!("http://ratings.shop:9080{path}");
+        let arguments =
+            ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", &url, "-H", header];
+        let done = place.leno(&arguments);
+        let verdict = done.out.lines().last().unwrap_or_default();
+        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{path} {header}: {done:?}");
+        assert_eq!(done.code, Some(code), "{path} {header}");
+        let must = done.out.contains("it must show a token of https://accounts.example");
+        assert_eq!(must, path != "/health", "{done:?}");
+        let json = place.leno(&[&arguments[..], &["-o", "json"]].concat());
+        let json: Value = serde_json::from_str(&json.out).unwrap();
+        assert_eq!(json["allowed"], false, "{json}");
+    }
+}
+
 #[test]
 fn a_circuit_breaker_is_told_with_its_bounds_and_when_it_opens() {
     let policy = "
