@@ -362,13 +362,7 @@ impl Report<'_> {
 
     /// Returns a missing service or port as a sentence.
     fn absent(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
-        match (self.mesh.service(service), port) {
-            (None, _) => Some(format!("Service {service} does not exist")),
-            (Some(found), Some(port)) if !found.ports.iter().any(|p| p.port == port) => {
-                Some(format!("Service {service} has no port {port}"))
-            }
-            _ => None,
-        }
+        absent(self.mesh, service, port)
     }
 
     /// Returns the services of other namespaces that a route may not refer to.
@@ -470,6 +464,31 @@ fn rule_text(rule: &RouteRule) -> String {
     }
 }
 
+/// Returns a missing service or port as a sentence.
+fn absent(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> Option<String> {
+    match (mesh.service(service), port) {
+        (None, _) => Some(format!("Service {service} does not exist{}", elsewhere(mesh, service))),
+        (Some(found), Some(port)) if !found.ports.iter().any(|p| p.port == port) => {
+            Some(format!("Service {service} has no port {port}"))
+        }
+        _ => None,
+    }
+}
+
+/// The namespaces that have a service of this name, in brackets; empty if there is none.
+fn elsewhere(mesh: &Mesh, service: &ServiceName) -> String {
+    let others = mesh.services().map(|it| &it.name).filter(|it| it.name == service.name);
+    let mut namespaces: Vec<&str> = others.map(|it| it.namespace.as_str()).collect();
+    namespaces.sort_unstable();
+    match namespaces.get(..namespaces.len().min(NAMESPACES_MAX)).unwrap_or_default() {
+        [] => String::new(),
+        [one] => format!(" (there is one in the namespace {one})"),
+        several => format!(" (there is one in each of the namespaces {})", several.join(", ")),
+    }
+}
+
+/// Namespaces that one sentence lists.
+const NAMESPACES_MAX: usize = 5;
 /// Maximum matches and backends in the text of a rule.
 const MATCHES_SHOWN_MAX: usize = 4;
 const BACKENDS_SHOWN_MAX: usize = 8;
@@ -488,4 +507,42 @@ fn listener_state(contact: Option<&Contact>, name: &str) -> DoorStatus {
 fn milliseconds(duration: std::time::Duration) -> f64 {
     // Whole microseconds: further digits are noise.
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{BOOKINFO, mesh};
+
+    #[test]
+    fn a_missing_service_is_named_with_the_namespaces_that_have_it() {
+        let more = "
+---
+{apiVersion: v1, kind: Service, metadata: {name: reviews, namespace: shop},
+ spec: {selector: {app: reviews}, ports: [{name: http, port: 9080}]}}
+";
+        let mesh = mesh(&format!("{BOOKINFO}{more}"));
+        for (service, port, expected) in [
+            (
+                "default/details",
+                None,
+                Some(
+                    "Service default/details does not exist (there is one in the namespace bookinfo)",
+                ),
+            ),
+            (
+                "default/reviews",
+                Some(9080),
+                Some(
+                    "Service default/reviews does not exist (there is one in each of the namespaces bookinfo, shop)",
+                ),
+            ),
+            ("default/api", None, Some("Service default/api does not exist")),
+            ("bookinfo/details", Some(1), Some("Service bookinfo/details has no port 1")),
+            ("bookinfo/details", Some(9080), None),
+        ] {
+            let found = absent(&mesh, &service.parse().unwrap(), port);
+            assert_eq!(found.as_deref(), expected, "{service}");
+        }
+    }
 }

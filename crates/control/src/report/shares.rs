@@ -44,7 +44,7 @@ impl Report<'_> {
             return vec![format!("no ReferenceGrant permits the Service {backend}")];
         }
         let Some(found) = self.mesh.service(backend) else {
-            return vec![format!("Service {backend} does not exist")];
+            return self.absent(backend, None).into_iter().collect();
         };
         let root = self.mesh.service(&split.root.service);
         let ports = root.into_iter().flat_map(|root| &root.ports).map(|port| port.port);
