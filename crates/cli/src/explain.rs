@@ -65,7 +65,8 @@ pub(crate) struct RequestArgs {
     /// The workload that makes the request, or the service account of such workloads
     #[arg(long, value_name = "NAMESPACE/NAME", required_if_eq("topic", REQUEST))]
     from: Option<WorkloadName>,
-    /// What it asks for, such as http://ratings.bookinfo:9080/ratings/1
+    /// The URL of the request, such as http://ratings.bookinfo:9080/ratings/1, or of a connection, such as
+    /// tcp://redis.shop:6379
     #[arg(long, value_name = "URL", required_if_eq("topic", REQUEST), value_parser = target::Target::parse)]
     url: Option<target::Target>,
     /// The method
@@ -135,6 +136,7 @@ Examples:
       --url http://ratings.bookinfo:9080/ratings/1
   leno explain -f mesh/ request --from shop/cart-1 -X POST -H 'x-user: jason' \\
       --url http://orders.shop:8080/orders -o json
+  leno explain request --from shop/cart-1 --url tcp://redis.shop:6379
   leno explain denied-outbound
   leno explain E3004
   leno explain change 1763769600000042

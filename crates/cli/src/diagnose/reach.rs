@@ -2,7 +2,7 @@
 
 use leno_control::Explained;
 use leno_control::status::ServiceStatus;
-use leno_model::Reason;
+use leno_model::{Protocol, Reason};
 use serde::Deserialize;
 
 use super::steps::{Step, host};
@@ -88,18 +88,30 @@ fn remedy(reason: &str) -> String {
 /// What would become of a request by the workload, as the control plane decides on the mesh as it is.
 /// None when it cannot decide that.
 pub(super) async fn decision(mesh: &Mesh, workload: &str, service: &ServiceStatus) -> Option<Step> {
-    let port = service.ports.first()?.port;
-    let url = format!("http://{}:{port}/", host(&service.name));
+    let url = url(service)?;
     let path = format!("/explain?from={}&url={}", encoded(workload), encoded(&url));
     let told: Explained = parsed(mesh.ask(&path).await.ok()?).ok()?;
     decided(&told, workload, &url)
 }
 
-/// The step that a decision about a request to a URL is.
+/// The URL of the first port of a service: of a request, or of a connection where the port carries TCP.
+pub(super) fn url(service: &ServiceStatus) -> Option<String> {
+    let port = service.ports.first()?;
+    let place = format!("{}:{}", host(&service.name), port.port);
+    Some(match port.protocol == Protocol::Tcp.as_str() {
+        true => format!("tcp://{place}"),
+        false => format!("http://{place}/"),
+    })
+}
+
+/// The step that a decision about a request to a URL, or a connection, is.
 fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
     const NAME: &str = "decision";
     let verdict = told.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
-    let what = format!("GET {url}: {verdict}");
+    let what = match url.starts_with("tcp:") {
+        true => format!("a connection to {url}: {verdict}"),
+        false => format!("GET {url}: {verdict}"),
+    };
     let remedy =
         format!("leno explain request --from {workload} --url {url} says which rules decide");
     // A policy may declare any status for the requests that it rejects.
@@ -107,6 +119,7 @@ fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
     Some(match verdict.chars().next() {
         // Allowed, or sent elsewhere by a rule.
         Some('2' | '3') if !is_rejected => Step::fine(NAME, what),
+        _ if verdict.starts_with("allowed") => Step::fine(NAME, what),
         // That path may be none of the service's.
         Some('4') if verdict.contains("no-route") || verdict.contains("no-policy-route") => {
             Step::notice(NAME, what, remedy)
@@ -176,6 +189,30 @@ mod tests {
             };
             let step = decided(&told, "shop/web-1", "http://web.shop:80/").unwrap();
             assert_eq!(step.verdict, expected, "{verdict}");
+        }
+    }
+
+    #[test]
+    fn a_port_that_carries_tcp_is_asked_about_a_connection() {
+        let service = |protocol: &str| {
+            let port = json!({"name": null, "port": 6379, "protocol": protocol, "endpoints": []});
+            let service = json!({"name": "shop/redis", "selector": {}, "workloads": [], "ports": [port], "routes": []});
+            url(&serde_json::from_value(service).unwrap()).unwrap()
+        };
+        assert_eq!(service("HTTP"), "http://redis.shop:6379/");
+        let url = service("TCP");
+        assert_eq!(url, "tcp://redis.shop:6379");
+        for (verdict, reason, expected) in [
+            ("allowed: the connection reaches the application", None, Verdict::Fine),
+            ("reset denied: no policy", Some("denied"), Verdict::Problem),
+        ] {
+            let told = Explained {
+                text: format!("verdict   {verdict}\n"),
+                decision: json!({"reason": reason}),
+            };
+            let step = decided(&told, "shop/web-1", &url).unwrap();
+            let what = format!("a connection to tcp://redis.shop:6379: {verdict}");
+            assert_eq!((step.what, step.verdict), (what, expected));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use leno_control::snapshot_for;
 use leno_model::{
     Endpoint, EndpointId, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
@@ -193,6 +193,8 @@ impl Decision {
         let called = decision.service.as_ref();
         let sent = match called.is_some_and(|called| plans.service(called).is_some()) {
             true => decision.send(objects, &plans, question)?,
+            // A connection to an address outside has no name that a rule could decide about.
+            false if question.target.is_tcp => Err(Reason::UnknownService),
             false => Outside::of(objects, &plans, called, question).map(|outside| {
                 (decision.service, decision.outside) = (None, Some(outside));
             }),
@@ -222,6 +224,10 @@ impl Decision {
             Err(reason) => return Ok(Err(reason)),
         };
         self.protocol = Some(port.protocol);
+        if question.target.is_tcp && !is_opaque(port.protocol) {
+            let (host, number) = (&question.target.host, question.target.port);
+            bail!("port {number} of {host} is {}, not TCP: ask with http://", port.protocol);
+        }
         let mut backends = if is_opaque(port.protocol) {
             // Nobody sees a request there: routes do not apply.
             match self.shared_out(objects, plans, port, question) {
@@ -474,6 +480,11 @@ impl Decision {
 }
 
 impl Question {
+    /// The statuses of answers; a connection has none, and is reset.
+    pub(super) fn statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
+        if self.target.is_tcp { vec![0] } else { statuses }
+    }
+
     /// The headers, with the `Host` that a client would send.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
         let mut fields = self.headers.clone();

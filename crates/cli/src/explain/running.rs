@@ -60,9 +60,7 @@ async fn explained(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained>
 fn question(args: &RequestArgs) -> anyhow::Result<String> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.as_ref().context("--url is missing")?;
-    let query = target.query.as_ref().map_or(String::new(), |query| format!("?{query}"));
-    let url = format!("http://{}{}{query}", target.authority, target.path);
-    let mut parts = vec![("from", client.to_string()), ("url", url)];
+    let mut parts = vec![("from", client.to_string()), ("url", target.url())];
     parts.push(("method", args.method.clone()));
     parts.extend(args.header.iter().map(|(name, value)| ("header", format!("{name}: {value}"))));
     let parts = parts.iter().map(|(name, value)| format!("{name}={}", encoded(value)));
@@ -138,9 +136,13 @@ impl Seen {
         let rejection = rejection.filter(|_| decision["allowed"] == true);
         let verdict = rejection.map(|(reason, statuses)| {
             decision["allowed"] = false.into();
-            decision["status"] = one_status(&statuses).into();
             decision["reason"] = reason.label().into();
             decision["outcomes"] = json!([reason.label()]);
+            // A connection has no status.
+            let is_tcp = decision["request"].is_object() && decision["request"]["method"].is_null();
+            let statuses = if is_tcp { vec![0] } else { statuses };
+            let status = one_status(&statuses).filter(|status| *status != 0);
+            decision["status"] = status.into();
             let (status, label) = (statuses_text(&statuses), reason.label());
             format!("{status} {label}: {} {}", reason.caption(), reason.remedy())
         });

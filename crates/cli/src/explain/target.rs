@@ -15,10 +15,12 @@ pub(crate) struct Target {
     pub(crate) path: String,
     /// What follows the first `?`.
     pub(crate) query: Option<String>,
+    /// True for a TCP connection, which has no path.
+    pub(crate) is_tcp: bool,
 }
 
 impl Target {
-    /// Reads `http://host[:port][/path][?query]`.
+    /// Reads `http://host[:port][/path][?query]`, or `tcp://host:port`.
     ///
     /// # Errors
     /// A sentence for the command line.
@@ -32,7 +34,7 @@ impl Target {
         }
         let uri: Uri = url.parse().map_err(|_| refused("it is not a URL"))?;
         match uri.scheme_str() {
-            Some("http") => {}
+            Some("http" | "tcp") => {}
             Some("https") => {
                 return Err("the request inside TLS is the application's own secret; sidecars \
                             route what is http:// and do the encryption themselves"
@@ -40,6 +42,7 @@ impl Target {
             }
             _ => return Err(refused("it does not begin with http://")),
         }
+        let is_tcp = uri.scheme_str() == Some("tcp");
         let authority = uri.authority().ok_or_else(|| refused("it has no host"))?;
         if authority.as_str().contains('@') {
             return Err(refused("it holds a user name"));
@@ -56,15 +59,30 @@ impl Target {
             None if authority.as_str().len() > authority.host().len() => {
                 return Err(refused("the port is not a number up to 65535"));
             }
+            None if is_tcp => return Err(TCP.to_owned()),
             None => HTTP_PORT,
         };
+        if is_tcp && (!matches!(uri.path(), "" | "/") || uri.query().is_some()) {
+            return Err(TCP.to_owned());
+        }
         Ok(Self {
             host: authority.host().to_owned(),
             port,
             authority: authority.as_str().to_owned(),
             path: uri.path().to_owned(),
             query: uri.query().map(str::to_owned),
+            is_tcp,
         })
+    }
+
+    /// The URL that was read, without a fragment.
+    pub(super) fn url(&self) -> String {
+        let Self { authority, path, query, is_tcp, .. } = self;
+        match (is_tcp, query) {
+            (true, _) => format!("tcp://{authority}"),
+            (false, None) => format!("http://{authority}{path}"),
+            (false, Some(query)) => format!("http://{authority}{path}?{query}"),
+        }
     }
 }
 
@@ -95,6 +113,7 @@ pub(super) fn parse_header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_string(), value.to_owned()))
 }
 
+const TCP: &str = "write a connection as tcp://HOST:PORT, such as tcp://redis.shop:6379";
 /// RFC 9110 §4.2.1.
 const HTTP_PORT: u16 = 80;
 /// What the head of a request may have as a whole.
@@ -121,6 +140,20 @@ mod tests {
         }
         let target = Target::parse("http://a.b:9080/").unwrap();
         assert_eq!(target.authority, "a.b:9080");
+    }
+
+    #[test]
+    fn a_connection_has_a_host_and_a_port_and_nothing_else() {
+        let target = Target::parse("tcp://redis.shop:6379").unwrap();
+        assert!(target.is_tcp);
+        assert_eq!((&*target.host, target.port), ("redis.shop", 6379));
+        for url in ["tcp://redis.shop:6379", "http://a.b:9080/c/d?e=f", "http://a.b/"] {
+            assert_eq!(Target::parse(url).unwrap().url(), url);
+        }
+        for url in ["tcp://redis.shop", "tcp://redis.shop:6379/a", "tcp://redis.shop:6379?a"] {
+            let rejected = Target::parse(url).expect_err(url);
+            assert!(rejected.contains("tcp://redis.shop:6379"), "{url}: {rejected}");
+        }
     }
 
     #[test]

@@ -23,12 +23,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     let mut line = |label: &str, value: &str| {
         writeln!(text, "{label:<9} {value}").expect("a String takes what is written");
     };
-    let target = &question.target;
-    let query = target.query.as_ref().map_or(String::new(), |query| format!("?{query}"));
-    line(
-        "request",
-        &format!("{} http://{}{}{query}", question.method, target.authority, target.path),
-    );
+    line("request", &request_text(question));
     let client = &decision.client;
     line("from", &format!("{} (account {})", client.name, client.account));
     tell_called(decision, question, &mut line);
@@ -55,10 +50,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         line("passed by", &format!("{more} more matches"));
     }
     if let Some(sent) = &decision.sent {
-        let target = &sent.target;
-        let query = target.query.as_ref().map_or(String::new(), |query| format!("?{query}"));
-        let text = format!("{} http://{}{}{query}", sent.method, target.authority, target.path);
-        line("sent as", &text);
+        line("sent as", &request_text(sent));
     }
     if let Some(redirection) = &decision.redirection {
         line("redirect", &format!("{} to {}", redirection.status, redirection.location));
@@ -76,10 +68,18 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         line("no effect", &format!("{}: {}", unapplied.policy, unapplied.why));
     }
     for backend in &decision.backends {
-        tell_backend(backend, &mut line);
+        tell_backend(backend, question, &mut line);
     }
     line("verdict", &verdict(decision, question));
     text
+}
+
+/// Method and URL, or the URL of a connection.
+fn request_text(question: &Question) -> String {
+    match question.target.is_tcp {
+        true => question.target.url(),
+        false => format!("{} {}", question.method, question.target.url()),
+    }
 }
 
 /// The called service, or the host outside the mesh.
@@ -101,8 +101,8 @@ fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&
 }
 
 /// A backend, with what policies and endpoints say.
-fn tell_backend(backend: &DecidedBackend, line: &mut impl FnMut(&str, &str)) {
-    line("backend", &told_backend(backend));
+fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl FnMut(&str, &str)) {
+    line("backend", &told_backend(backend, question));
     for treated in &backend.treated {
         line("", &format!("{}: {}", treated.policy, treated.told));
     }
@@ -113,7 +113,7 @@ fn tell_backend(backend: &DecidedBackend, line: &mut impl FnMut(&str, &str)) {
         line(label, &told);
     }
     for endpoint in &backend.endpoints {
-        line("", &told_endpoint(endpoint));
+        line("", &told_endpoint(endpoint, question));
         for limit in &endpoint.limits {
             line("", &format!("  {}: {}", limit.policy, limit.told));
         }
@@ -131,11 +131,12 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
         [Some(reason)] => Some(*reason),
         _ => None,
     };
+    let is_request = !question.target.is_tcp;
     json!({
         "request": {
-            "method": question.method,
+            "method": is_request.then_some(&question.method),
             "authority": question.target.authority,
-            "path": question.target.path,
+            "path": is_request.then_some(&question.target.path),
             "query": question.target.query,
         },
         "from": {
@@ -179,7 +180,9 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
             .as_ref()
             .map(|redirection| redirection.status)
             .or(decision.is_preflight.then_some(200))
-            .or(reason.and_then(|reason| one_status(&decision.statuses(reason)))),
+            .or(reason
+                .filter(|_| is_request)
+                .and_then(|reason| one_status(&decision.statuses(reason)))),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
             .iter()
@@ -201,12 +204,18 @@ fn verdict(decision: &Decision, question: &Question) -> String {
     }
     let outcomes = decision.outcomes();
     match outcomes.as_slice() {
+        [None] if question.target.is_tcp => {
+            "allowed: the connection reaches the application".to_owned()
+        }
         [None] => "200-range: allowed; the application answers".to_owned(),
         [Some(reason)] => {
-            let status = statuses_text(&decision.statuses(*reason));
+            let status = statuses_text(&question.statuses(decision.statuses(*reason)));
             let remedy = remedy(decision, question, *reason);
             let caption = caption(decision, question, *reason);
             format!("{status} {}: {caption} {remedy}", reason.label())
+        }
+        [] if question.target.is_tcp => {
+            "reset no-endpoint: nothing is behind the service.".to_owned()
         }
         [] => "503 no-endpoint: nothing is behind the service.".to_owned(),
         [None, Some(Reason::TokenInvalid)] => {
@@ -282,7 +291,7 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
             format!("Add {source} to spec.sources of the {} {policy}.", policy.kind())
         }
         (Reason::DeniedByPolicy, Some(policy), ..) => {
-            format!("Change the AccessPolicy {policy}, or call as somebody else.")
+            format!("Change the {} {policy}, or call as somebody else.", policy.kind())
         }
         (Reason::Denied, None, Some(destination), _) => format!(
             "Add a TrafficTarget with the destination {destination} and {source} among its sources."
@@ -446,13 +455,14 @@ fn told_match(request: &RequestMatch) -> String {
     request.to_string()
 }
 
-fn told_backend(backend: &DecidedBackend) -> String {
+fn told_backend(backend: &DecidedBackend, question: &Question) -> String {
     let share = format!("{:.4}", backend.share * 100.0);
     let share = share.trim_end_matches('0').trim_end_matches('.');
     let refused = match backend.refused {
         None => String::new(),
         Some(reason) => {
-            format!(": {} {}", backend.status.unwrap_or(reason.status()), reason.label())
+            let statuses = question.statuses(vec![backend.status.unwrap_or(reason.status())]);
+            format!(": {} {}", statuses_text(&statuses), reason.label())
         }
     };
     let ungranted = match backend.ungranted {
@@ -465,14 +475,15 @@ fn told_backend(backend: &DecidedBackend) -> String {
     )
 }
 
-fn told_endpoint(decided: &DecidedEndpoint) -> String {
+fn told_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
         EndpointAccess::Permissive => "lets every member of the mesh in".to_owned(),
         EndpointAccess::Allowed(ruling) => format!("allowed by the {} {ruling}", ruling.kind()),
         EndpointAccess::Denied(reason, ruling) => {
             let ruling = told_ruling(*reason, ruling.as_ref());
-            format!("{} {}{ruling}", reason.status(), reason.label())
+            let status = statuses_text(&question.statuses(vec![reason.status()]));
+            format!("{status} {}{ruling}", reason.label())
         }
         EndpointAccess::Audited(reason, ruling) => format!(
             "let in by audit mode; in strict mode {} {}{}",

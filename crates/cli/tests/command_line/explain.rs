@@ -772,6 +772,45 @@ const BYTES: &str = r#"
         retryPolicy: {retryOn: 5xx, numRetries: 2}}}
 "#;
 
+#[test]
+fn a_connection_to_a_port_that_carries_tcp_is_decided_without_a_request() {
+    // The limit applies to requests, and rejects opaque bytes.
+    let open = BYTES.split("---\n").filter(|document| !document.contains("kind: RateLimit"));
+    let open = open.collect::<Vec<_>>().join("---\n");
+    let strict = open.replace("trafficMode: permissive, ", "");
+    let closed = "reset denied-outbound: ";
+    for (bytes, url, code, expected) in [
+        (
+            open.as_str(),
+            "tcp://bytes.shop:9000",
+            0,
+            "allowed: the connection reaches the application",
+        ),
+        (BYTES, "tcp://bytes.shop:9000", 3, "reset denied-by-policy: "),
+        (strict.as_str(), "tcp://bytes.shop:9000", 3, closed),
+        (BYTES, "tcp://bytes.shop:9001", 3, "reset unknown-service: "),
+        (BYTES, "tcp://missing.shop:9000", 3, "reset unknown-service: "),
+        (BYTES, "tcp://example.com:9000", 3, "reset unknown-service: "),
+        (BYTES, "tcp://ratings.shop:9080", 1, "port 9080 of ratings.shop is HTTP, not TCP"),
+    ] {
+        let place = Place::with(&[("mesh.yaml", MESH), ("bytes.yaml", bytes)]);
+        let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
+        let done = place.leno(&arguments);
+        assert_eq!(done.code, Some(code), "{done:?}");
+        if code == 1 {
+            assert!(done.err.contains(expected), "{done:?}");
+            continue;
+        }
+        let verdict = done.out.lines().last().unwrap_or_default();
+        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{done:?}");
+        assert!(done.out.starts_with(&format!("request   {url}\n")), "{done:?}");
+        let json = place.leno(&[&arguments[..], &["-o", "json"]].concat());
+        let json: Value = serde_json::from_str(&json.out).unwrap();
+        assert_eq!(json["allowed"], code == 0, "{json}");
+        assert!(json["status"].is_null() && json["request"]["method"].is_null(), "{json}");
+    }
+}
+
 /// Returns the lines of an explanation that name a policy of this kind, or each policy.
 fn policies_of(place: &Place, url: &str) -> String {
     let done =
