@@ -467,7 +467,9 @@ fn rule_text(rule: &RouteRule) -> String {
 /// Returns a missing service or port as a sentence.
 fn absent(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> Option<String> {
     match (mesh.service(service), port) {
-        (None, _) => Some(format!("Service {service} does not exist{}", elsewhere(mesh, service))),
+        (None, _) => {
+            Some(format!("Service {service} does not exist{}", other_namespaces(mesh, service)))
+        }
         (Some(found), Some(port)) if !found.ports.iter().any(|p| p.port == port) => {
             Some(format!("Service {service} has no port {port}"))
         }
@@ -476,7 +478,7 @@ fn absent(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> Option<Strin
 }
 
 /// The namespaces that have a service of this name, in brackets; empty if there is none.
-fn elsewhere(mesh: &Mesh, service: &ServiceName) -> String {
+fn other_namespaces(mesh: &Mesh, service: &ServiceName) -> String {
     let others = mesh.services().map(|it| &it.name).filter(|it| it.name == service.name);
     let mut namespaces: Vec<&str> = others.map(|it| it.namespace.as_str()).collect();
     namespaces.sort_unstable();

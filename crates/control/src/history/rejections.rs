@@ -219,6 +219,35 @@ fn destination(
     }
 }
 
+/// The services with policies that may have decided about the requests of a series, that of the destination first. The server's sidecar
+/// applies the policies of all services in front of a port, and reports one of them; the client's sidecar reports the service to which a
+/// route forwarded the request.
+fn about(
+    mesh: &Mesh,
+    workload: &WorkloadName,
+    series: &TrafficSeries,
+    destination: &Destination,
+) -> Vec<ServiceName> {
+    let Some(service) = destination.service() else { return Vec::new() };
+    let mut about = vec![service.clone()];
+    match series.direction {
+        Direction::Inbound => {
+            let server = mesh.workload(workload);
+            let leads = |port: &ServicePort| {
+                server.is_some_and(|it| target_port(&port.target, it) == Some(series.port))
+            };
+            let services = mesh.in_front_of(workload).filter(|it| it.name != *service);
+            let here = services.filter(|it| series.service.is_none() || it.ports.iter().any(leads));
+            about.extend(here.map(|it| it.name.clone()));
+        }
+        Direction::Outbound => {
+            let route = series.route.as_ref();
+            about.extend(route.and_then(|route| parent(mesh, route, service)).cloned());
+        }
+    }
+    about
+}
+
 /// True if a sidecar may have rejected requests of its own workload before it knew the service: at the HTTP
 /// proxy port, where each request names one, or at an address outside. At a gateway, external clients send such
 /// requests.

@@ -8,7 +8,7 @@ use leno_model::{
     TargetRule, ToldBy, TrafficTarget, check_subject, no_requests,
 };
 
-use super::{Report, elsewhere};
+use super::{Report, other_namespaces};
 use crate::compile::{closed, is_opaque, left_out, missing, missing_groups};
 use crate::figures::counted;
 use crate::status::PolicyStatus;
@@ -143,8 +143,8 @@ impl Report<'_> {
         let nobody =
             (!has_source).then(|| format!("no workload runs under the account {}", policy.source));
         let missing = policy.services.iter().filter(|it| self.mesh.service(it).is_none());
-        let missing =
-            missing.map(|it| format!("there is no Service {it}{}", elsewhere(self.mesh, it)));
+        let missing = missing
+            .map(|it| format!("there is no Service {it}{}", other_namespaces(self.mesh, it)));
         PolicyStatus {
             kind: "Retry".to_owned(),
             name: policy.name.to_string(),
