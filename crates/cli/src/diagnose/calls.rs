@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use leno_control::status::{EdgeStatus, WorkloadStatus};
+use leno_control::status::{EdgeStatus, RejectionStatus, WorkloadStatus};
 
-use super::steps::{Facts, Step, most_frequent_reason, rejected, success_step};
+use super::steps::{Facts, Step, explained, most_frequent_reason, rejected, success_step};
 use crate::figures::AILING;
 
 /// The services that the application of a workload calls by name, or by a listener of its sidecar. A listener needs no
@@ -51,7 +51,7 @@ fn is_alone(facts: &Facts, service: &str, workload: &str) -> bool {
 
 /// The requests that a workload sent lately to services that it is not behind, one step for each service.
 pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
-    called(facts, workload).into_iter().filter_map(|it| requests(facts, workload, it)).collect()
+    called(facts, workload).into_iter().flat_map(|it| requests(facts, workload, it)).collect()
 }
 
 /// The services at which requests of the workload failed lately. The steps name the reasons from their histories.
@@ -83,24 +83,29 @@ fn edges<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> impl Iterator<Item 
 }
 
 /// The requests of a workload to one service, as its own sidecar counted them: those of other clients are no problem of it.
-fn requests(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Option<Step> {
+fn requests(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Vec<Step> {
     let edge = edges(facts, workload).find(|edge| edge.to == service);
     let success = edge.and_then(|edge| edge.rates.success);
-    if success.is_none_or(|success| success < AILING)
-        && let Some(step) =
-            rejected(facts, |it| it.service == service && it.clients.contains(&workload.name))
-    {
-        return Some(step);
+    if success.is_none_or(|success| success < AILING) {
+        let is_own =
+            |it: &RejectionStatus| it.service == service && it.clients.contains(&workload.name);
+        let rejected = rejected(facts, is_own);
+        if !rejected.is_empty() {
+            return rejected;
+        }
     }
     let requests = format!("its requests to {service}");
-    Some(success_step(success?, &requests, most_frequent_reason(facts, service)))
+    let reason = most_frequent_reason(facts, service);
+    let step = success.map(|success| success_step(success, &requests, reason));
+    let command = explained(facts, Some(&workload.name), service);
+    step.map(|step| step.with_request(&command)).into_iter().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use leno_control::status::{HistoryStatus, RateStatus, RejectionStatus, RouteStatus};
+    use leno_control::status::{HistoryStatus, RateStatus, RouteStatus};
     use serde_json::json;
 
     use super::super::steps::{Verdict, examine};
@@ -226,6 +231,40 @@ mod tests {
         facts.histories = [("t/h".to_owned(), history)].into();
         let text = "0.00 % of its requests to t/h succeed, most with connect-failed";
         assert_eq!(failed(&facts), [text]);
+    }
+
+    #[test]
+    fn each_reason_of_rejections_is_a_step_with_a_whole_command() {
+        let mut facts = facts();
+        let denied = RejectionStatus { share: 0.6, ..rejection("t/h", "t/c-1") };
+        let limited = RejectionStatus {
+            reason: "rate-limited".to_owned(),
+            share: 0.3,
+            ..rejection("t/h", "t/c-1")
+        };
+        let outside = |reason: &str, share| RejectionStatus {
+            reason: reason.to_owned(),
+            share,
+            ..rejection("", "t/c-1")
+        };
+        facts.rejections =
+            vec![limited, denied, outside("egress-denied", 0.5), outside("unknown-service", 0.4)];
+        let steps = examine(&facts, "t/c-1", None).into_iter();
+        let steps: Vec<Step> = steps.filter(|it| it.name == "requests").collect();
+        let begins = [
+            "t/h: the mesh rejects 60.00 % of the requests with denied-by-policy",
+            "t/h: the mesh rejects 30.00 % of the requests with rate-limited",
+            "t/c-1: the mesh rejects 50.00 % of its requests to destinations that are no service with egress-denied",
+            "t/c-1: the mesh rejects 40.00 % of its requests to destinations that are no service with unknown-service",
+        ];
+        assert_eq!(steps.len(), begins.len(), "{steps:?}");
+        for (step, begin) in steps.iter().zip(begins) {
+            assert!(step.what.starts_with(begin), "{step:?}");
+        }
+        let command = "`leno explain request --from t/c-1 --url http://h.t:80/` names";
+        for step in &steps[..2] {
+            assert!(step.remedy.as_ref().unwrap().contains(command), "{step:?}");
+        }
     }
 
     #[test]

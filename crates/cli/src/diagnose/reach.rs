@@ -37,6 +37,10 @@ impl Reached {
         serde_json::from_str(&page).ok()
     }
 
+    pub(super) fn service(&self) -> &str {
+        &self.service
+    }
+
     /// What that says.
     pub(super) fn steps(&self) -> Vec<Step> {
         const NAME: &str = "connectivity";

@@ -14,7 +14,7 @@ use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
 use super::reach::Reached;
-use super::{calls, conditions};
+use super::{calls, conditions, reach};
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, counted, share};
 use crate::get::scope;
@@ -124,6 +124,14 @@ impl Step {
     ) -> Self {
         Self::told((name, Verdict::Notice), what, remedy)
     }
+
+    /// The step with this command where its remedy names `leno explain request`.
+    pub(super) fn with_request(self, command: &str) -> Self {
+        let remedy = self
+            .remedy
+            .map(|remedy| remedy.replace("`leno explain request`", &format!("`{command}`")));
+        Self { remedy, ..self }
+    }
 }
 
 /// The steps, up to the one without which nothing further can be said.
@@ -148,12 +156,12 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     steps.extend(conditions::steps(facts, workload, to));
     steps.extend(doors(facts, workload));
     steps.extend(policies(facts, workload));
-    steps.extend(workload.services.iter().filter_map(|service| requests(facts, service)));
+    steps.extend(workload.services.iter().flat_map(|service| requests(facts, service)));
     match to {
         Some(to) => steps.extend(way_to(facts, name, to)),
         None => {
             steps.extend(calls::steps(facts, workload));
-            steps.extend(facts.reached.iter().flat_map(Reached::steps));
+            steps.extend(reached(facts, name));
             let is_outside = |it: &RejectionStatus| {
                 it.service.is_empty() && it.clients.iter().any(|it| it == name)
             };
@@ -326,7 +334,7 @@ fn doors(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
 
 fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     let about: Vec<&PolicyStatus> =
-        facts.policies.iter().filter(|policy| policy.destination == workload.account).collect();
+        facts.policies.iter().filter(|policy| is_about(policy, workload)).collect();
     let broken = about.iter().filter(|policy| !policy.problems.is_empty());
     let mut steps: Vec<Step> = broken
         .map(|policy| {
@@ -342,17 +350,23 @@ fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     steps
 }
 
+/// True for a policy of the workload's account, or of a service with the name of the account that the workload is behind.
+fn is_about(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
+    let is_of_account = matches!(policy.kind.as_str(), "TrafficTarget" | "AccessPolicy");
+    policy.destination == workload.account
+        && (is_of_account || workload.services.contains(&policy.destination))
+}
+
 /// How requests to a service fare, and what most of the failed ones failed with.
-fn requests(facts: &Facts, service: &str) -> Option<Step> {
-    if let Some(step) = rejected(facts, |it| it.service == service) {
-        return Some(step);
+fn requests(facts: &Facts, service: &str) -> Vec<Step> {
+    let rejected = rejected(facts, |it| it.service == service);
+    if !rejected.is_empty() {
+        return rejected;
     }
-    let success = facts.histories.get(service)?.rates.success?;
-    Some(success_step(
-        success,
-        &format!("those to {service}"),
-        most_frequent_reason(facts, service),
-    ))
+    let success = facts.histories.get(service).and_then(|history| history.rates.success);
+    let reason = most_frequent_reason(facts, service);
+    let step = success.map(|success| success_step(success, &format!("those to {service}"), reason));
+    step.map(|step| step.with_request(&explained(facts, None, service))).into_iter().collect()
 }
 
 /// The most frequent reason of the requests to a service that failed lately.
@@ -378,24 +392,43 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
     Step::told(("requests", verdict), what, remedy)
 }
 
-/// The largest share of requests that the mesh rejects for one reason, among those that are of interest.
-pub(super) fn rejected(
-    facts: &Facts,
-    of_interest: impl Fn(&RejectionStatus) -> bool,
-) -> Option<Step> {
+/// The shares of requests that the mesh rejects, a step for each reason, the largest first, among those that are of interest.
+pub(super) fn rejected(facts: &Facts, of_interest: impl Fn(&RejectionStatus) -> bool) -> Vec<Step> {
     let of_interest = facts.rejections.iter().filter(|it| of_interest(it));
     let notable = of_interest.filter(|it| rejection_text::is_notable(it));
-    let most = notable.max_by(|one, other| one.share.total_cmp(&other.share))?;
+    let mut notable: Vec<&RejectionStatus> = notable.collect();
+    notable.sort_by(|one, other| other.share.total_cmp(&one.share));
+    notable.into_iter().map(|rejection| rejection_step(facts, rejection)).collect()
+}
+
+fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
     let objects =
         Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
-    let verdict = match 1.0 - most.share < FAILING {
+    let verdict = match 1.0 - rejection.share < FAILING {
         true => Verdict::Problem,
         false => Verdict::Notice,
     };
-    let known = Reason::from_label(&most.reason);
+    let known = Reason::from_label(&rejection.reason);
     let remedy = known.map_or("update leno: this version does not know the reason", Reason::remedy);
-    let remedy = format!("{remedy} (leno explain {})", most.reason);
-    Some(Step::told(("requests", verdict), rejection_text::sentence(most, objects), remedy))
+    let remedy = format!("{remedy} (leno explain {})", rejection.reason);
+    let client = rejection.clients.first().map(String::as_str);
+    Step::told(("requests", verdict), rejection_text::sentence(rejection, objects), remedy)
+        .with_request(&explained(facts, client, &rejection.service))
+}
+
+/// The command that explains a request to a service, with placeholders for the parts that are not known.
+pub(super) fn explained(facts: &Facts, client: Option<&str>, service: &str) -> String {
+    let url = find(facts, service).and_then(reach::url).unwrap_or_else(|| "URL".to_owned());
+    format!("leno explain request --from {} --url {url}", client.unwrap_or("NAMESPACE/WORKLOAD"))
+}
+
+/// The endpoints that the sidecar of a workload tried.
+fn reached(facts: &Facts, workload: &str) -> Vec<Step> {
+    let of_one = |reached: &Reached| {
+        let command = explained(facts, Some(workload), reached.service());
+        reached.steps().into_iter().map(move |step| step.with_request(&command))
+    };
+    facts.reached.iter().flat_map(of_one).collect()
 }
 
 /// The way to a service that it calls.
@@ -447,12 +480,12 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
         ));
     }
     steps.extend(requests(facts, to));
-    steps.extend(facts.reached.iter().flat_map(Reached::steps));
+    steps.extend(reached(facts, workload));
     let undecided = || {
         Step::notice(
             "decision",
             "rules and policies decide about each request by itself",
-            format!("leno explain request --from WORKLOAD --url http://{}/", host(to)),
+            explained(facts, Some(workload), to),
         )
     };
     steps.push(facts.decision.clone().unwrap_or_else(undecided));

@@ -29,6 +29,9 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     let RejectionStatus { service, reason, sidecars, clients, .. } = rejection;
     let share = share(Some(rejection.share));
     let decided = match deciding(rejection, objects).as_slice() {
+        [] if reason == "egress-denied" => {
+            "; no policy allows it, and spec.egress of the MeshConfig is deny".to_owned()
+        }
         [] if is_for_lack_of_policy(reason) => "; no policy allows it".to_owned(),
         [] => String::new(),
         [one] => format!("; decided by {one}"),
@@ -119,6 +122,11 @@ fn kinds(reason: &str) -> &'static [&'static str] {
     }
 }
 
+/// True for kinds of policies with service accounts as destinations.
+fn is_of_accounts(kind: &str) -> bool {
+    matches!(kind, "TrafficTarget" | "AccessPolicy")
+}
+
 /// True for reasons of the server's sidecar, which the client's sidecar counts as well. At a gateway, they are
 /// its own.
 fn is_by_servers(reason: &str) -> bool {
@@ -145,7 +153,7 @@ fn is_of_head(reason: &str) -> bool {
 
 /// True for reasons caused by the absence of an allow policy.
 fn is_for_lack_of_policy(reason: &str) -> bool {
-    matches!(reason, "denied" | "no-policy-route" | "denied-outbound" | "egress-denied")
+    matches!(reason, "denied" | "no-policy-route" | "denied-outbound")
 }
 
 /// Minimum rejections for a finding.

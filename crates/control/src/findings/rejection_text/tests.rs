@@ -130,5 +130,6 @@ fn requests_to_no_service_are_those_of_their_client() {
         "shop/web-1: the mesh rejects 75.00 % of its requests without a known service with";
     assert_eq!(unread, format!("{start_unread} head-too-large"));
     let denied = sentence(&outside("egress-denied"), none);
-    assert_eq!(denied, format!("{start} egress-denied; no policy allows it"));
+    let end = "egress-denied; no policy allows it, and spec.egress of the MeshConfig is deny";
+    assert_eq!(denied, format!("{start} {end}"));
 }
