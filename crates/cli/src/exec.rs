@@ -56,6 +56,9 @@ impl ExecArgs {
         let home = self.user.as_ref().map(become_user).transpose()?.flatten();
         // The kernel clears this setting when the user changes.
         die_with(self.parent, Signal::KILL)?;
+        // Descendants that lose their parents, as daemons do, stay descendants of the application.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .context("cannot become the parent of orphans")?;
         if let Some(cwd) = &self.cwd {
             std::env::set_current_dir(cwd).with_context(|| {
                 format!(

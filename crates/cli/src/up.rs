@@ -120,6 +120,7 @@ impl UpArgs {
     async fn serve(self, options: Options) -> anyhow::Result<()> {
         let (stop, quit) = (stop::signals()?, stop::quit()?);
         let mut hangups = stop::Hangups::new()?;
+        descendants::adopt_orphans()?;
         tokio::pin!(stop);
         let data = DataDirectory::claim(self.mesh.data.path()?)?;
         self.facts.check()?;

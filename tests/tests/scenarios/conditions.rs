@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, Answer, Application, ControlPlane, Mesh, Proxy, eventually, exchange, free_port,
-    get, get_page, manifest,
+    AdminPage, Answer, Application, ControlPlane, Mesh, Program, Proxy, eventually, exchange,
+    free_port, get, get_page, manifest,
 };
 
 use crate::seeing::browse;
@@ -136,6 +136,41 @@ fn a_port_that_another_process_took_first_is_not_forwarded_to() {
     let proxies = mesh.ask("proxies");
     let page = AdminPage::of(&proxies, "bookinfo/ratings-1").unwrap();
     assert!(page.world()["application"][port.to_string()].as_str().unwrap().contains("taken by"));
+}
+
+/// Answers with a word, on a port that others may share.
+const SHARED: &str = "import http.server,socket,sys\n\
+class H(http.server.BaseHTTPRequestHandler):\n\
+\x20 def do_GET(self):\n\
+\x20  body=sys.argv[2].encode(); self.send_response(200); self.send_header('content-length',str(len(body))); self.end_headers(); self.wfile.write(body)\n\
+\x20 def log_message(self,*a): pass\n\
+class S(http.server.ThreadingHTTPServer):\n\
+\x20 def server_bind(self):\n\
+\x20  self.socket.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEPORT,1); super().server_bind()\n\
+S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
+
+/// The kernel gives each of the two a share of the connections.
+#[test]
+fn a_port_that_another_process_shares_is_not_forwarded_to() {
+    let (port, door) = (free_port(), free_port());
+    let words = |word: &'static str| {
+        ["-c".to_owned(), SHARED.to_owned(), port.to_string(), word.to_owned()]
+    };
+    let run = [vec!["python3".to_owned()], words("own").to_vec()].concat();
+    let mesh = Mesh::up(&manifest(&serde_json::json!(run).to_string(), port, door, "permissive"));
+    eventually("the application answers", Duration::from_secs(60), || {
+        get(at(door), "/").ok().filter(|it| it.body == b"own").map(drop)
+    });
+    let mut other = std::process::Command::new("python3");
+    let _other = Program::start("another process", other.args(words("other")));
+    eventually("status names the port", Duration::from_secs(60), || {
+        let (code, text) = said(&mesh, &["status"]);
+        (code == Some(1) && text.contains(&format!("port {port} of the application"))).then_some(())
+    });
+    for _ in 0..20 {
+        let response = get(at(door), "/").unwrap();
+        assert_eq!((response.status, response.reason()), (503, Some("port-taken")));
+    }
 }
 
 /// The application's sidecar waits for ten seconds, and the client's sidecar does not repeat the wait.

@@ -390,6 +390,37 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     assert!(text.contains("ended python3") && is_free(), "{text}");
 }
 
+/// Starts a server as daemons do, which clears its environment as nginx does with its title, and waits until it listens.
+const DAEMON: &str = "import os,socket,sys,time\n\
+port=sys.argv[1]\n\
+if os.fork()==0:\n\
+\x20 os.setsid()\n\
+\x20 if os.fork()==0: os.execve(sys.executable,[sys.executable,'-m','http.server',port,'--bind','127.0.0.1'],{})\n\
+\x20 os._exit(0)\n\
+while True:\n\
+\x20 try: socket.create_connection(('127.0.0.1',int(port))).close(); break\n\
+\x20 except OSError: time.sleep(.02)\n\
+if sys.argv[2]=='stay': time.sleep(600)\n";
+
+#[test]
+fn a_daemon_belongs_to_its_application_and_ends_with_it() {
+    for first in ["stay", "end"] {
+        let (port, door) = (free_port(), free_port());
+        let command = serde_json::json!(["python3", "-c", DAEMON, port.to_string(), first]);
+        let mut mesh = Mesh::up(&manifest(&command.to_string(), port, door, "permissive"));
+        if first == "stay" {
+            eventually("the daemon answers", PATIENCE, || {
+                get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+            });
+        } else {
+            mesh.up.wait_for_line("the application ended; it is started again", PATIENCE);
+        }
+        mesh.up.signal(Signal::INT);
+        assert!(mesh.up.wait(PATIENCE).success());
+        assert!(std::net::TcpListener::bind(at(port)).is_ok(), "{first}: the daemon has ended");
+    }
+}
+
 /// Both processes see the leftovers until they are gone, and neither counts itself among them.
 #[test]
 fn two_cleanings_at_once_both_succeed() {

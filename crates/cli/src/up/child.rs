@@ -1,10 +1,14 @@
 //! A child: one process of ours, its output, and its orderly or forced end.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::process::ExitStatus;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, waitpgid,
+};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -55,6 +59,7 @@ impl Child {
         let pid = process.id().and_then(|id| i32::try_from(id).ok());
         let pid = pid.and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
+        started().insert(pid.as_raw_nonzero().get());
         let (mut output, shown) = (JoinSet::new(), Progress::default());
         let follow = |to| (console.clone(), speaker.clone(), (to, shown.clone()));
         if let Some(source) = process.stdout.take() {
@@ -134,6 +139,8 @@ impl Child {
         }
         // A dead member that nobody waits for still counts as one: then its silence tells.
         while test_kill_process_group(self.pid).is_ok() {
+            // Members that lost their parents may be children of this process.
+            while let Ok(Some(_)) = waitpgid(self.pid, WaitOptions::NOHANG) {}
             if timeout(GROUP_LOOK_EVERY, self.silence()).await.is_ok() {
                 return;
             }
@@ -174,7 +181,18 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.kill();
+        started().remove(&self.pid());
     }
+}
+
+/// True for a process that was started here and is not dropped.
+pub(super) fn is_started(pid: i32) -> bool {
+    started().contains(&pid)
+}
+
+fn started() -> MutexGuard<'static, BTreeSet<i32>> {
+    static STARTED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How something was stopped.

@@ -1,7 +1,7 @@
 //! Processes that an application started, also those in process groups and sessions of their own.
 //!
-//! The first process of an application gets an environment variable that no other has, and its descendants inherit it. A process that
-//! clears its environment is found only as a descendant while its parents live.
+//! The first process of an application gets an environment variable that no other has, and its descendants inherit it. It adopts
+//! descendants that lose their parents. `leno up` adopts them when the first process ends, and ends those of them that cleared the variable.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,10 +11,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use leno_model::WorkloadName;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, child_subreaper, getpgrp, getpid, pidfd_open,
+    pidfd_send_signal, set_child_subreaper, waitpid,
+};
 use tokio::time::{Instant, sleep};
 
-use super::sockets;
+use super::child;
+use super::sockets::{self, Process};
 
 /// One run of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +74,7 @@ impl Run {
         let began = Instant::now();
         let (mut killed, mut was_empty) = (BTreeMap::new(), false);
         loop {
-            let members = self.members();
+            let members = self.living();
             let waited = began.elapsed();
             // A process that executes a new program shows no environment for a moment.
             if members.is_empty() && was_empty {
@@ -91,7 +95,13 @@ impl Run {
             }
             sleep(LOOK_EVERY).await;
         }
+        reap_adopted();
         killed.into_values().collect()
+    }
+
+    /// The processes that live, and those that `leno up` adopted and that show no run.
+    fn living(&self) -> Vec<i32> {
+        sockets::pids().filter(|pid| self.contains(*pid) || self.may_contain(*pid)).collect()
     }
 
     /// The processes that live.
@@ -105,17 +115,60 @@ impl Run {
         !process.is_zombie && process.started >= self.started && (is_seen || self.marks(pid))
     }
 
+    /// True for an adopted process without the variable: it is of this run, or of another that has ended.
+    fn may_contain(&self, pid: i32) -> bool {
+        adopted(pid).is_some_and(|it| !it.is_zombie && it.started >= self.started)
+            && !has_line(pid, |line| line.starts_with(VARIABLE.as_bytes()))
+    }
+
     /// True for a process that began with the variable.
-    fn marks(&self, pid: i32) -> bool {
-        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
-        environment.split(|byte| *byte == 0).any(|line| line == self.mark.as_bytes())
+    pub(super) fn marks(&self, pid: i32) -> bool {
+        has_line(pid, |line| line == self.mark.as_bytes())
     }
 
     /// Signals a process. The handle is of one process: if that belongs to the run, the signal reaches no other.
     fn send(&self, pid: i32, signal: Signal) -> bool {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(handle) = handle else { return false };
-        self.contains(pid) && pidfd_send_signal(handle, signal).is_ok()
+        (self.contains(pid) || self.may_contain(pid)) && pidfd_send_signal(handle, signal).is_ok()
+    }
+}
+
+/// True if the environment of a process has such a line.
+fn has_line(pid: i32, is_wanted: impl Fn(&[u8]) -> bool) -> bool {
+    let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
+    environment.split(|byte| *byte == 0).any(is_wanted)
+}
+
+/// Makes this process, `leno up`, the parent of processes of applications that have ended. The first process of a PID namespace
+/// is that already, also of processes that belong to no application.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(super) fn adopt_orphans() -> anyhow::Result<()> {
+    let own = getpid();
+    if own.is_init() {
+        return Ok(());
+    }
+    set_child_subreaper(Some(own)).context("cannot become the parent of orphans")
+}
+
+/// The process of this number, if it is a descendant of an application that has ended: `leno up` adopted it. The commands that
+/// `leno up` runs are in its process group, except sidecars and first processes of applications.
+fn adopted(pid: i32) -> Option<Process> {
+    let (process, own) = (sockets::process(pid)?, getpid().as_raw_nonzero().get());
+    let is_adopted = process.parent == own
+        && process.group != getpgrp().as_raw_nonzero().get()
+        && !child::is_started(pid)
+        && matches!(child_subreaper(), Ok(Some(_)));
+    is_adopted.then_some(process)
+}
+
+/// Frees the numbers of adopted processes that have ended.
+fn reap_adopted() {
+    for pid in sockets::pids().filter(|pid| adopted(*pid).is_some_and(|it| it.is_zombie)) {
+        // One that is not there any more needs none.
+        let _is_reaped = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG).is_ok();
     }
 }
 

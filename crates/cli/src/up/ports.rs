@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
+use super::descendants::Run;
 use super::sockets::{self, Listening};
 
 /// The state of one port of an application that runs.
@@ -148,36 +149,43 @@ enum Owner {
     Other(String),
 }
 
-/// Finds the owner of the sockets at one address. The application is one of them when any of its processes has one
-/// open. A socket with a hidden owner belongs to another process if it is older than the application.
+/// Finds the owner of the sockets at one address. The kernel gives each of several sockets a share of the connections
+/// (`SO_REUSEPORT`), so that one of another process makes the port that process's. A socket is the application's if any of
+/// its processes has it open. A socket with a hidden owner belongs to another process if it is older than the application.
 fn owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owner {
-    if found.is_empty() {
-        return Owner::Nobody;
-    }
-    if found.iter().any(|socket| memory.own.contains(&socket.inode)) {
-        return Owner::Application;
-    }
-    let tree = sockets::tree(observed.pid);
-    for socket in found {
-        if sockets::holder(socket.inode, tree.iter().copied()).is_some() {
-            memory.own.insert(socket.inode);
-            return Owner::Application;
+    let is_known = |memory: &Memory, inode: u64| {
+        memory.own.contains(&inode) || memory.foreign.contains_key(&inode)
+    };
+    let unknown = found.iter().map(|socket| socket.inode).filter(|it| !is_known(memory, *it));
+    let unknown: Vec<u64> = unknown.collect();
+    let own = if unknown.is_empty() { BTreeSet::new() } else { application(observed.pid) };
+    for inode in unknown {
+        if sockets::holder(inode, own.iter().copied()).is_some() {
+            memory.own.insert(inode);
+            continue;
         }
-    }
-    for socket in found {
-        if let Some(by) = memory.foreign.get(&socket.inode) {
-            return Owner::Other(by.clone());
-        }
-        let others = sockets::pids().filter(|pid| !tree.contains(pid));
-        let by = match sockets::holder(socket.inode, others) {
+        let others = sockets::pids().filter(|pid| !own.contains(pid));
+        let by = match sockets::holder(inode, others) {
             Some(pid) => sockets::described(pid),
-            None if observed.before.contains(&socket.inode) => "another process".to_owned(),
+            None if observed.before.contains(&inode) => "another process".to_owned(),
             None => continue,
         };
-        memory.foreign.insert(socket.inode, by.clone());
-        return Owner::Other(by);
+        memory.foreign.insert(inode, by);
     }
-    Owner::Application
+    match found.iter().find_map(|socket| memory.foreign.get(&socket.inode)) {
+        Some(by) => Owner::Other(by.clone()),
+        None if found.is_empty() => Owner::Nobody,
+        None => Owner::Application,
+    }
+}
+
+/// The processes of the application with this first one, also those that left its process tree, its group and its session.
+fn application(pid: i32) -> BTreeSet<i32> {
+    let mut found = sockets::tree(pid);
+    if let Some(run) = Run::of(pid) {
+        found.extend(sockets::pids().filter(|pid| run.marks(*pid)));
+    }
+    found
 }
 
 /// The state of a port at which the application listens, by its readiness check.
@@ -250,6 +258,8 @@ const STATUS_BYTES: usize = 12;
 mod tests {
     use std::net::TcpListener;
 
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
     use super::*;
 
     fn observed(pid: i32, port: u16) -> Observed {
@@ -291,5 +301,51 @@ mod tests {
         assert_eq!(ports[&port], Port::Silent);
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    /// A process outside the tree of this one, with a socket as its input.
+    fn holder(socket: TcpListener, variable: Option<(&str, &str)>) -> std::process::Child {
+        let mut holder = std::process::Command::new("sleep");
+        holder.arg("60").envs(variable).stdin(std::os::fd::OwnedFd::from(socket)).spawn().unwrap()
+    }
+
+    #[test]
+    fn a_port_is_ready_for_a_process_with_the_variable_of_the_application() {
+        let mut first = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(first.id()).unwrap();
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let mut daemon = holder(socket, Run::of(pid).unwrap().variable());
+        let ports = look(&observed(pid, port), &mut Memory::default(), Duration::ZERO);
+        assert_eq!(ports[&port], Port::Ready);
+        for child in [&mut first, &mut daemon] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Issue 26, finding B1 of its audit: the kernel gives both of them connections.
+    #[test]
+    fn a_port_that_another_process_shares_is_taken() {
+        let shared = |port: u16| {
+            let kind = (AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC);
+            let socket = rustix::net::socket_with(kind.0, kind.1, kind.2, None).unwrap();
+            rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
+            rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+            rustix::net::listen(&socket, 1).unwrap();
+            TcpListener::from(socket)
+        };
+        let first = shared(0);
+        let port = first.local_addr().unwrap().port();
+        let mut own = holder(first, None);
+        let pid = i32::try_from(own.id()).unwrap();
+        let mut memory = Memory::default();
+        let mut state = || look(&observed(pid, port), &mut memory, Duration::ZERO)[&port].clone();
+        assert_eq!(state(), Port::Ready);
+        let _second = shared(port);
+        let Port::Taken(by) = state() else { panic!("it is taken") };
+        assert!(by.contains(&format!("process {}", std::process::id())), "{by}");
+        own.kill().unwrap();
+        own.wait().unwrap();
     }
 }

@@ -83,18 +83,23 @@ pub(super) fn described(pid: i32) -> String {
     format!("{} (process {pid})", command.trim_end())
 }
 
-/// The sockets among `all` that a connection to an address reaches: those of exactly that address before those of all.
+/// The sockets among `all` that a connection to an address reaches: those of exactly that address before those of all, and
+/// of these the ones of its family first.
 pub(super) fn at(address: SocketAddr, all: &[Listening]) -> Vec<&Listening> {
     let exact: Vec<&Listening> = all.iter().filter(|it| it.address == address).collect();
     if !exact.is_empty() {
         return exact;
     }
-    let is_any = |it: &&Listening| {
-        let (ip, same) = (it.address.ip(), it.address.port() == address.port());
-        // A socket of all IPv6 addresses takes connections of IPv4 as well, unless it declines them.
-        same && ip.is_unspecified() && (ip.is_ipv6() || address.is_ipv4())
+    let of_all = |is_ipv4: bool| {
+        let of_all = all.iter().filter(move |it| {
+            let (ip, same) = (it.address.ip(), it.address.port() == address.port());
+            same && ip.is_unspecified() && ip.is_ipv4() == is_ipv4
+        });
+        of_all.collect::<Vec<&Listening>>()
     };
-    all.iter().filter(is_any).collect()
+    // A socket of all IPv6 addresses takes connections of IPv4 as well, unless it declines them or another one is there.
+    let same_family = of_all(address.is_ipv4());
+    if same_family.is_empty() && address.is_ipv4() { of_all(false) } else { same_family }
 }
 
 /// `/proc/net/tcp` and `tcp6` (proc(5)): only sockets that listen.
@@ -181,6 +186,12 @@ mod tests {
         assert_eq!(reached("127.0.0.1:9080"), [4711]);
         assert_eq!(reached("127.0.0.1:80"), [4713]);
         assert_eq!(reached("127.0.0.2:9080"), [0; 0]);
+        let both = [("[::]:80", 4713), ("0.0.0.0:80", 4714)]
+            .map(|(address, inode)| Listening { address: address.parse().unwrap(), inode });
+        for (address, inode) in [("127.0.0.1:80", 4714), ("[::1]:80", 4713)] {
+            let found = at(address.parse().unwrap(), &both).into_iter().map(|it| it.inode);
+            assert_eq!(found.collect::<Vec<u64>>(), [inode], "{address}");
+        }
     }
 
     #[test]
