@@ -21,6 +21,11 @@ fn responses_of_the_own_application_are_cleaned() {
                 200,
                 "ok",
             ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\nleft",
+                200,
+                "ok",
+            ),
             ("HTTP/1.1 200\r\nX : a\r\n b\r\nContent-Length: 2\r\n\r\nok", 200, "ok"),
             ("HTTP/1.1 200 OK\nContent-Length: 2\n\nok", 200, "ok"),
         ] {
@@ -51,6 +56,7 @@ fn responses_that_two_readers_understand_differently_are_rejected() {
         for response in [
             "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 2\r\n\r\nok",
             "HTTP/1.1 200 OK\r\nA\0: b\r\nContent-Length: 2\r\n\r\nok",
         ] {
             let app = Application::answering(move |_| response.to_owned()).await;

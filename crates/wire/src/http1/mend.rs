@@ -16,8 +16,8 @@ pub struct Mended {
 /// this. The result must still be parsed, by the same rules as any other head.
 ///
 /// Accepts lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields
-/// (§5.2), white space before a colon (§5.1), and `Content-Length` that is repeated with one value or has
-/// leading zeros (§6.3). Drops `Content-Length` next to `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in
+/// (§5.2), white space before a colon (§5.1), `Content-Length` that is repeated with one value or has
+/// leading zeros (§6.3), and `Transfer-Encoding` that is repeated with `chunked` (§6.3). Drops `Content-Length` next to `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in
 /// a 204 or a 304, which never have content (§6.1). `None` for other violations, and for an incomplete head.
 #[must_use]
 pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
@@ -108,14 +108,12 @@ fn trimmed_end(bytes: &[u8]) -> &[u8] {
     bytes.get(..bytes.len().saturating_sub(trailing)).unwrap_or_default()
 }
 
-/// Returns `None` for a coding other than `chunked`.
+/// Returns `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends the body for every recipient
+/// (RFC 9112 §6.3), and senders mean one: a sender that adds the field a second time has encoded the body once.
 fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
-    let mut codings = fields.iter().filter(|(name, _)| is_named(name, ENCODING));
-    match (codings.next(), codings.next()) {
-        (None, _) => Some(false),
-        (Some((_, coding)), None) if coding.eq_ignore_ascii_case(b"chunked") => Some(true),
-        (Some(_), _) => None,
-    }
+    let mut codings = fields.iter().filter(|(name, _)| is_named(name, ENCODING)).peekable();
+    let is_chunked = codings.peek().is_some();
+    codings.all(|(_, coding)| coding.eq_ignore_ascii_case(b"chunked")).then_some(is_chunked)
 }
 
 /// Returns the single length in all fields and their lists; `None` if they differ or are not numbers.
@@ -177,6 +175,10 @@ mod tests {
                 "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nA: b\r\n\r\n",
                 "HTTP/1.1 204 No Content\r\nA: b\r\n",
             ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: Chunked\r\n\r\n",
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n",
+            ),
             ("HTTP/1.1 304 X\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.1 304 X\r\n"),
             (
                 "HTTP/1.1 200 OK\r\nContent-Length: 5\r\ncontent-length: 5, 05\r\n\r\n",
@@ -202,7 +204,10 @@ mod tests {
             "HTTP/1.1 200 OK\r\nContent-Length: 0x5\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 5\r\n\r\n",
+            "HTTP/1.0 200 OK\r\nTransfer-Encoding: identity\r\n\r\n",
             "HTTP/1.1 100 Continue\r\nTransfer-Encoding: chunked\r\n\r\n",
             "HTTP/1.1 204 X\r\nContent-Length: 5\r\n\r\n",
             "HTTP/1.1 200 OK\r\n folded\r\n\r\n",
