@@ -219,10 +219,10 @@ reasons! {
     /// Another process listens on the application's port; no traffic is forwarded to it.
     PortTaken "E2011" "port-taken" 503 Upstream Always
         "Stop the process that `leno status` names, or give the application another port.";
-    /// The application answered HTTP/2 in another protocol: it does not speak HTTP/2, or not in clear text.
+    /// The application does not speak the HTTP version of the request, or not in plaintext.
     ProtocolMismatch "E2012" "protocol-mismatch" 502 Upstream Always
-        "Declare what the application speaks, and its sidecar translates: `appProtocol: http` for the port of the Service, or \
-         `protocol: HTTP` for that of the Workload.";
+        "Declare the protocol of the application, and its sidecar translates: `appProtocol: http` or `kubernetes.io/h2c` for the port of \
+         the Service, or `protocol: HTTP` or `HTTP2` for that of the Workload.";
     /// The peer's account or workload is revoked, although its certificate is valid.
     RevokedPeer "E1012" "revoked-peer" 403 Downstream Never
         "To restore the membership, remove it from `spec.revoked` of the MeshConfig or run `leno revoke --undo`.";

@@ -90,9 +90,10 @@ pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
         ReadError::Malformed(Malformed::HeadTooLarge | Malformed::TooManyFields) => {
             Reason::HeadTooLarge
         }
-        ReadError::Malformed(_) | ReadError::LengthMismatch | ReadError::Protocol => {
-            Reason::BadRequest
-        }
+        ReadError::Malformed(_)
+        | ReadError::LengthMismatch
+        | ReadError::Protocol
+        | ReadError::SpeaksHttp2 => Reason::BadRequest,
     }
 }
 
@@ -104,6 +105,7 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
         | ReadError::Reset(_)
         | ReadError::Malformed(Malformed::BodyTruncated) => Reason::UpstreamReset,
         ReadError::Stalled => Reason::UpstreamStalled,
+        ReadError::SpeaksHttp2 => Reason::ProtocolMismatch,
         ReadError::Malformed(_) | ReadError::LengthMismatch | ReadError::Protocol => {
             Reason::UpstreamMalformed
         }

@@ -45,6 +45,8 @@ pub(crate) enum ReadError {
     Reset(ResetCode),
     #[error("the peer broke a rule of HTTP/2")]
     Protocol,
+    #[error("the peer speaks HTTP/2")]
+    SpeaksHttp2,
     #[error("a body is not as long as its head declared")]
     LengthMismatch,
     #[error(transparent)]
@@ -113,6 +115,7 @@ impl Reader {
         loop {
             match head.parse(&self.buffer, answers) {
                 Ok(Parsed::Complete(length)) => return Ok(self.buffer.split_to(length).freeze()),
+                _ if begins_http2(&self.buffer) => return Err(ReadError::SpeaksHttp2),
                 Ok(Parsed::Partial) => self.more_of_head().await?,
                 Err(malformed) => match self.mend(head, answers) {
                     Some(bytes) => return Ok(bytes),
@@ -157,6 +160,15 @@ impl Reader {
         }
         if self.more().await? == 0 { Err(ReadError::Ended) } else { Ok(()) }
     }
+}
+
+/// True for the first frame of an HTTP/2 server (RFC 9113 §3.4): SETTINGS without ACK, on the connection, with entries of
+/// six bytes (§6.5). Its length never needs the first byte.
+fn begins_http2(bytes: &[u8]) -> bool {
+    let Some([0, high, low, SETTINGS, 0, 0, 0, 0, 0]) = bytes.first_chunk::<9>() else {
+        return false;
+    };
+    u16::from_be_bytes([*high, *low]) % 6 == 0
 }
 
 impl Writer {
@@ -207,6 +219,9 @@ impl Writer {
 
 /// The first bytes of each HTTP/1 response.
 const HTTP1_START: &[u8] = b"HTTP/1.";
+
+/// The type of a SETTINGS frame (RFC 9113 §6.5).
+const SETTINGS: u8 = 4;
 
 /// Room beyond the largest head for other bytes of the same read.
 const HEAD_SLACK: usize = 32 * 1024;

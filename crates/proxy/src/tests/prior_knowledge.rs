@@ -185,6 +185,36 @@ fn an_application_that_does_not_speak_http2_is_named() {
     });
 }
 
+/// Issue 26, finding B4 of its audit.
+#[test]
+fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
+    run(async {
+        for ends in [true, false] {
+            let app = Application::start(move |mut client| async move {
+                client.send(b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x80").await;
+                client.bytes(18).await;
+                if ends {
+                    client.send(b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01").await;
+                    client.stream.shutdown().await.unwrap();
+                }
+                drop(client.last().await);
+            })
+            .await;
+            for protocol in [Protocol::Detect, Protocol::Http] {
+                let setup = Setup { protocol, ..Setup::default() };
+                let mesh = Mesh::new(app.address, setup).await;
+                let mut client = Client::connect(mesh.door).await;
+                let answer = client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                let expected = (502, Some("protocol-mismatch"));
+                assert_eq!(answer.verdict(), expected, "{protocol:?}, {ends}");
+                until(|| mesh.client.failures() == [("protocol-mismatch", 1)].into()).await;
+                // The request is retried once: its endpoint might have been another one.
+                until(|| mesh.server.failures() == [("protocol-mismatch", 2)].into()).await;
+            }
+        }
+    });
+}
+
 #[test]
 fn an_endpoint_that_speaks_http2_is_used_where_another_one_does_not() {
     run(async {
