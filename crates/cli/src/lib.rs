@@ -47,7 +47,7 @@ use std::num::{ParseFloatError, ParseIntError};
 use std::process::ExitCode;
 use std::str::FromStr as _;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::demo::bookinfo::DemoServiceArgs;
 use crate::demo::run::DemoArgs;
@@ -139,7 +139,7 @@ pub fn run() -> ExitCode {
     if cni::is_called() {
         return cni::run_as_plugin();
     }
-    let Cli { log_level, command } = match Cli::try_parse() {
+    let Cli { log_level, command } = match parsed() {
         Ok(arguments) => arguments,
         Err(error) => return wrong_usage(&error),
     };
@@ -155,6 +155,38 @@ pub fn run() -> ExitCode {
     };
     log::flush();
     code
+}
+
+/// The arguments of this process.
+fn parsed() -> Result<Cli, clap::Error> {
+    let mut command = flowing(Cli::command());
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// The same command. Only the width of the terminal breaks the lines of the text after its options.
+fn flowing(command: clap::Command) -> clap::Command {
+    let text = command.get_after_help().map(|text| joined_paragraphs(&text.to_string()));
+    let command = match text {
+        Some(text) => command.after_help(text),
+        None => command,
+    };
+    command.mut_subcommands(flowing)
+}
+
+/// The text with each paragraph in one line. Indented lines are examples and stay as they are.
+fn joined_paragraphs(text: &str) -> String {
+    let mut joined = String::new();
+    let mut is_open = false;
+    for line in text.lines() {
+        let is_prose = line.starts_with(|first: char| !first.is_whitespace());
+        if !joined.is_empty() {
+            joined.push(if is_prose && is_open { ' ' } else { '\n' });
+        }
+        joined.push_str(line);
+        is_open = is_prose;
+    }
+    joined
 }
 
 /// Prints an argument error or the help. Replaces standard library errors, which are not user-friendly.
@@ -246,13 +278,36 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage; `leno explain` and `leno migrate` als
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// A line of prose ends where the first word of the next one finds no room.
+    fn check_lines(command: &clap::Command, width: usize) {
+        let help = command.clone().term_width(width).render_help().to_string();
+        let (_, text) = help.split_once("Examples:").unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let is_prose = |line: &str| line.starts_with(|first: char| !first.is_whitespace());
+        for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| is_prose(line))) {
+            let word = pair[1].split(' ').next().unwrap_or_default();
+            let length = pair[0].chars().count() + 1 + word.chars().count();
+            assert!(length > width, "{}: {pair:?}", command.get_name());
+        }
+        command.get_subcommands().for_each(|command| check_lines(command, width));
+    }
+
+    #[test]
+    fn lines_of_help_are_broken_at_the_width_of_the_terminal_alone() {
+        let command = flowing(Cli::command());
+        for width in [80, 100, 120] {
+            check_lines(&command, width);
+        }
+        let up = command.find_subcommand("up").unwrap().get_after_help().unwrap().to_string();
+        assert!(up.contains("for 10 s at most. After 12 s an application"), "{up}");
+        assert!(up.starts_with("Examples:\n  leno up -f mesh/\n"), "{up}");
     }
 
     #[test]

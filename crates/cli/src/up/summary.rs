@@ -95,7 +95,8 @@ fn application(member: &Standing) -> String {
     let ports: Vec<String> = ports.collect();
     let ports = match ports.is_empty() {
         true => String::new(),
-        false => format!("port {}", ports.join(", ")),
+        false if ports.len() == 1 => format!("port {}", ports.join(", ")),
+        false => format!("ports {}", ports.join(", ")),
     };
     match (member.application_pid(), ports.is_empty()) {
         (Some(pid), true) => format!("process {pid}"),
@@ -170,7 +171,7 @@ const NAMESPACE_COLUMNS: &[Column] = &[
 mod tests {
     use std::sync::Arc;
 
-    use leno_model::Workload;
+    use leno_model::{Protocol, Workload};
     use leno_registry::read_str;
 
     use super::*;
@@ -208,6 +209,17 @@ mod tests {
         assert!(outside.contains("  curl http://127.0.0.1:19080/ "), "{outside}");
         assert!(!outside.contains("netns") && outside.contains("HTTP PROXY"), "{outside}");
         assert!(outside.contains("The mesh is up:"), "{outside}");
+    }
+
+    #[test]
+    fn several_ports_are_named_as_such() {
+        for (number, text) in [(1, "port 9080"), (2, "ports 9080, 9081")] {
+            let mut workload = client();
+            let port =
+                |port| leno_model::WorkloadPort { name: None, port, protocol: Protocol::Http };
+            workload.ports = [9080, 9081].into_iter().take(number).map(port).collect();
+            assert_eq!(application(&Standing::waiting(Arc::new(workload))), text);
+        }
     }
 
     /// Finding F2 of issue 26.

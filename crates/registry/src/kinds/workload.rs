@@ -11,6 +11,7 @@ use leno_model::{
 use super::Head;
 use super::mesh_config::admission;
 use super::service_policy::number_or;
+use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
@@ -25,7 +26,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
     };
     let ports = read_ports(&fields);
     let admission = admission(&fields);
-    let run = fields.each("run", RUN_ARGUMENTS_MAX, Field::spelling);
+    let run = fields.find("run").map(read_command).unwrap_or_default();
     let run_options = Box::new(read_run_options(&fields, &ports));
     let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
     let address = address?;
@@ -141,6 +142,26 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
         }
     }
     env
+}
+
+/// The program and its arguments.
+fn read_command(field: &Field<'_>) -> Vec<String> {
+    let Value::Text(text) = field.value() else {
+        return field.each(RUN_ARGUMENTS_MAX, Field::spelling);
+    };
+    field.refuse(format!("is {}, not a list", field.shown()), command_remedy(text));
+    Vec::new()
+}
+
+/// The list for a command that is one text. What a shell would do with other characters than these is not known here.
+fn command_remedy(text: &str) -> String {
+    let is_plain = |char: char| char.is_ascii_alphanumeric() || " -_./:=@%+,".contains(char);
+    let words: Vec<String> = text.split_whitespace().map(|word| format!("{word:?}")).collect();
+    let list = match text.chars().all(is_plain) && text.len() <= RUN_TEXT_BYTES_MAX {
+        true if !words.is_empty() => format!(": [{}]", words.join(", ")),
+        _ => "; for a shell: [\"sh\", \"-c\", \"COMMAND\"]".to_owned(),
+    };
+    format!("write the program and each argument as an element{list}")
 }
 
 /// Reads the settings of the command in `run`.
@@ -343,5 +364,7 @@ const PORTS_MAX: usize = 256;
 const DOORS_MAX: usize = 1024;
 /// Length limit of a user name (useradd(8)).
 const USER_BYTES_MAX: usize = 32;
+/// The longest command that a message shows as a list.
+const RUN_TEXT_BYTES_MAX: usize = 200;
 /// Limit of arguments per command.
 const RUN_ARGUMENTS_MAX: usize = 4096;

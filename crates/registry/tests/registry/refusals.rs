@@ -145,6 +145,7 @@ fn refuses_workloads_that_cannot_run_so() {
             "{address: 0.0.0.0}",
             "{address: 127.0.0.1:80}",
             "{run: sleep 10}",
+            "{run: exec sleep $TIME}",
             "{run: [\"a\\0\"]}",
             "{env: {A: b}}",
             "{run: [a], env: [{name: A, value: b}]}",
@@ -176,7 +177,8 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.address: "localhost" is not an IP address; use one such as 127.0.0.1 or ::1
             spec.address: 0.0.0.0 is not an address that a sidecar can connect to; use the one that the application answers on, such as 127.0.0.1
             spec.address: "127.0.0.1:80" is not an IP address; use one such as 127.0.0.1 or ::1
-            spec.run: is "sleep 10", not a list; write a list, each element after `- `
+            spec.run: is "sleep 10", not a list; write the program and each argument as an element: ["sleep", "10"]
+            spec.run: is "exec sleep $TIME", not a list; write the program and each argument as an element; for a shell: ["sh", "-c", "COMMAND"]
             spec.run[0]: contains a NUL character; remove it
             spec.env: is for the command in `run`, and there is none; add `run`, or set the variables where the application is started
             spec.env: is a list, not a map; write a map of names and values
