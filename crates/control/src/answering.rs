@@ -13,7 +13,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use leno_identity::{ForeignPage, OwnNames, check_origin, named_host};
+use leno_identity::{ForeignPage, OwnNames, check_origin, named_host, only_value};
 use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener, Source, Stop};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -198,7 +198,9 @@ pub(crate) fn foreign(
     names: OwnNames,
     is_page: bool,
 ) -> Option<Response<Full<Bytes>>> {
-    let field = |name: &'static str| headers.get(name).map(|it| it.to_str().unwrap_or_default());
+    let values = |name: &'static str| headers.get_all(name).iter();
+    let field =
+        |name: &'static str| only_value(values(name).map(|it| it.to_str().unwrap_or_default()));
     let hosts = headers.get_all(HOST).iter().map(|it| it.to_str().unwrap_or_default());
     let host = named_host(uri.authority().map(|it| it.as_str()), hosts);
     let found = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;

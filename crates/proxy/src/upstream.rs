@@ -32,7 +32,6 @@ pub(crate) use pool::{Http1Upstream, Pool};
 pub(crate) struct Upstream {
     pub(crate) endpoint: Arc<Endpoint>,
     in_flight: Cell<u32>,
-    /// The response latency.
     latency: Cell<Latency>,
     /// The time to which latency samples are relative.
     created: Instant,
@@ -40,8 +39,7 @@ pub(crate) struct Upstream {
     picked: Cell<Option<Instant>>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
-    /// True if it did not answer a connection or a ping in time: requests avoid it until a probe connects. Only
-    /// while in backoff.
+    /// True in backoff if it did not answer a connection or a ping in time: requests avoid it until a probe connects.
     is_unresponsive: Cell<bool>,
     /// The longest connect timeout of any policy. Shared connection attempts take at least this long.
     pub(crate) connect_timeout: Cell<Option<Duration>>,

@@ -56,6 +56,8 @@ fn a_page_of_another_site_has_nothing_done_here() {
             for own_page in [("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:80")] {
                 assert_eq!(outcome(key, &[host, own, own_page], target), 200, "{target}");
             }
+            let sites = [("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")];
+            assert_eq!(outcome(key, &[host, own, sites[0], sites[1]], target), 403, "{target}");
             let pairs = [host, own, ("sec-fetch-site", "cross-site"), link[0], link[1]];
             let expected = if target.starts_with("/api/") { 403 } else { 200 };
             assert_eq!(outcome(key, &pairs, target), expected, "a link to {target}");
