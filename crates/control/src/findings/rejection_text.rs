@@ -80,18 +80,22 @@ fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
     let behind = objects.workloads.iter().filter(|workload| workload.services.contains(service));
     let accounts: BTreeSet<&str> = behind.map(|workload| workload.account.as_str()).collect();
     let everywhere = service.split_once('/').map(|(namespace, _)| format!("{namespace}/*"));
+    let is_everywhere = |place: &str| place == "*" || Some(place) == everywhere.as_deref();
     let is_about = |place: &str| {
         let with_port = place
             .strip_prefix(service.as_str())
             .is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ' ']));
-        with_port
-            || place == "*"
-            || accounts.contains(place)
-            || Some(place) == everywhere.as_deref()
+        with_port || is_everywhere(place)
+    };
+    // An account and a service may have the same name.
+    let is_of = |policy: &PolicyStatus, place: &str| match is_of_accounts(&policy.kind) {
+        true => accounts.contains(place) || is_everywhere(place),
+        false => is_about(place),
     };
     let kinds = kinds(&rejection.reason);
     let policies = objects.policies.iter().filter(|policy| kinds.contains(&&*policy.kind));
-    let policies = policies.filter(|policy| policy.destination.split(", ").any(is_about));
+    let policies =
+        policies.filter(|policy| policy.destination.split(", ").any(|it| is_of(policy, it)));
     let policies = policies.map(|policy| format!("{} {}", policy.kind, policy.name));
     let routes = objects.routes.iter().filter(|route| kinds.contains(&&*route.kind));
     let routes = routes.filter(|route| route.parents.iter().any(|parent| is_about(parent)));

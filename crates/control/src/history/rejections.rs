@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
 use leno_model::{
-    Name, Reason, RouteKind, RuleKind, ServiceName, ServicePolicyKind, TagDialect, WorkloadName,
+    Name, Reason, RouteKind, RuleKind, ServiceName, ServicePolicyKind, ServicePort, TagDialect,
+    WorkloadName,
 };
 use leno_telemetry::RecentTable;
 
-use super::SERVICES_MAX;
 use super::track::{REACH, Track, step_number};
+use super::{SERVICES_MAX, parent};
+use crate::compile::target_port;
 use crate::mesh::Mesh;
 use crate::status::{RECENT_STEPS, RejectionStatus};
 
@@ -76,6 +78,11 @@ impl Rejections {
             });
             let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
             let is_unread = is_unread(mesh, name, series);
+            let about = about(mesh, name, series, &destination);
+            let places = match is_inbound {
+                true => about.iter().cloned().map(Destination::Service).collect(),
+                false => vec![destination.clone()],
+            };
             for (reason, count) in &series.reasons {
                 let counts = |reason: &Reason| match destination.service() {
                     Some(_) => reason.is_rejection(),
@@ -85,13 +92,17 @@ impl Rejections {
                     }
                 };
                 let Some(reason) = reason.filter(counts) else { continue };
-                let key = (destination.clone(), reason.label());
-                let (rejected, old) = kept.entry(key, Rejected::default);
-                evicted += u64::from(old.is_some());
-                rejected.recent.add(at, if is_inbound && !is_unmeshed { 0 } else { *count });
-                rejected.sidecars.insert(name.clone(), at);
-                for policy in deciding(mesh, destination.service(), reason, &told.rules) {
-                    rejected.policies.insert(policy, at);
+                let policies = deciding(mesh, &about, reason, &told.rules);
+                for (index, place) in places.iter().enumerate() {
+                    let is_counted = index == 0 && (!is_inbound || is_unmeshed);
+                    let key = (place.clone(), reason.label());
+                    let (rejected, old) = kept.entry(key, Rejected::default);
+                    evicted += u64::from(old.is_some());
+                    rejected.recent.add(at, if is_counted { *count } else { 0 });
+                    rejected.sidecars.insert(name.clone(), at);
+                    for policy in &policies {
+                        rejected.policies.insert(policy.clone(), at);
+                    }
                 }
             }
         }
@@ -285,16 +296,16 @@ fn add<K: Ord + Clone>(
     evicted.is_some()
 }
 
-/// Returns the objects that may have rejected requests to a service for this reason: of the reported ones,
-/// those about the service, if any. No rule of a route is counted for a request without a route.
+/// Returns the objects that may have rejected requests to these services for this reason: of the reported ones,
+/// those about the services, if any. No rule of a route is counted for a request without a route.
 fn deciding(
     mesh: &Mesh,
-    service: Option<&ServiceName>,
+    services: &[ServiceName],
     reason: Reason,
     rules: &[RuleHits],
 ) -> Vec<Policy> {
     if reason == Reason::NoRoute {
-        let routes = service.into_iter().flat_map(|service| mesh.routes_at(service));
+        let routes = services.iter().flat_map(|service| mesh.routes_at(service));
         return routes.take(POLICIES_MAX).collect();
     }
     let kinds = kinds(reason);
@@ -304,7 +315,7 @@ fn deciding(
         .filter(|(kind, namespace, name)| mesh.has(&kind.key(namespace, name)))
         .collect();
     let is_about = |it: &Policy| {
-        service.is_some_and(|service| mesh.is_about(&it.0.key(&it.1, &it.2), service))
+        services.iter().any(|service| mesh.is_about(&it.0.key(&it.1, &it.2), service))
     };
     if decided.iter().any(is_about) {
         decided.retain(is_about);

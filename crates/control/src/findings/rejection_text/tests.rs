@@ -69,6 +69,22 @@ fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
 }
 
 #[test]
+fn an_account_and_a_service_of_the_same_name_are_two_places() {
+    let workload = json!({
+        "name": "shop/api-1", "account": "shop/acct", "address": "127.0.0.1", "ports": [], "labels": {},
+        "services": ["shop/api"], "doors": [], "sidecar": "connected", "listeners": {},
+    });
+    let workloads: [WorkloadStatus; 1] = [from_value(workload).unwrap()];
+    // A service has the name of the account, and an account that of the service.
+    let policies = [policy("RateLimit", "shop/acct"), policy("TrafficTarget", "shop/api")];
+    let objects = Objects { workloads: &workloads, routes: &[], policies: &policies };
+    for reason in ["rate-limited", "no-policy-route"] {
+        let found = sentence(&rejection(reason, "server", &[]), objects);
+        assert!(!found.contains("decided by"), "{found}");
+    }
+}
+
+#[test]
 fn without_any_policy_it_says_that_none_allows_it() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
     let found = sentence(&rejection("denied-outbound", "client", &[]), none);

@@ -83,6 +83,78 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
     assert!(history.rejections.inbound.is_empty() && history.rejections.outbound.is_empty());
 }
 
+/// Another service of the same port of details-1, and one of another port.
+const SHARED: &str = "
+---
+{apiVersion: v1, kind: Service, metadata: {name: details-v1, namespace: bookinfo},
+ spec: {selector: {app: details}, ports: [{name: http, port: 9080, targetPort: 9081}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: metrics, namespace: bookinfo},
+ spec: {selector: {app: details}, ports: [{name: http, port: 9080, targetPort: 9090}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: of-metrics, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: metrics}], concurrency: {requests: 5}}}
+";
+
+/// A route forwards requests for details to details-v1, or a client calls details-v1 itself.
+#[test]
+fn a_rejection_names_policy_and_server_where_the_client_reports_another_service() {
+    let mesh = mesh(&format!("{BOOKINFO}---{LIMIT}{SHARED}"));
+    let limited = [(Reason::RateLimited, 30)];
+    let of_metrics = RuleHits { name: Name::new("of-metrics").unwrap(), ..hits() };
+    let mut history = History::default();
+    for name in ["details-v1", "metrics"] {
+        let service = Some(service(name));
+        let sent = TrafficSeries { service, ..series(Direction::Outbound, 40, &limited) };
+        history.take(&mesh, &workload("productpage-1"), &report(vec![sent], vec![]), at(5));
+    }
+    let of_port = |port, name| TrafficSeries {
+        port,
+        service: Some(service(name)),
+        ..series(Direction::Inbound, 40, &limited)
+    };
+    for (got, hit) in [(of_port(9081, "details"), hits()), (of_port(9090, "metrics"), of_metrics)] {
+        history.take(&mesh, &workload("details-1"), &report(vec![got], vec![hit]), at(6));
+    }
+    let found = history.status(&mesh, at(6), None).rejections;
+    let found: Vec<_> = found
+        .iter()
+        .map(|it| (&*it.service, it.requests, &*it.by, it.sidecars.clone(), it.policies.clone()))
+        .collect();
+    let server = || vec!["bookinfo/details-1".to_owned()];
+    let policy = |name: &str| vec![format!("RateLimit bookinfo/{name}")];
+    let expected = [
+        ("bookinfo/details-v1", 30, "server", server(), policy("few")),
+        ("bookinfo/metrics", 30, "server", server(), policy("of-metrics")),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_rejection_of_a_routed_request_names_the_policy_of_the_called_service() {
+    let breakers = "
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: own, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: reviews}], limits: {requests: 2}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: other, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: details}], limits: {requests: 2}}}
+";
+    let mesh = mesh(&format!("{BOOKINFO}{breakers}"));
+    let sent = TrafficSeries {
+        service: Some(service("reviews-v1")),
+        route: "bookinfo/reviews".parse().ok(),
+        ..series(Direction::Outbound, 40, &[(Reason::CircuitFull, 30)])
+    };
+    let kind = RuleKind::ServicePolicy(ServicePolicyKind::CircuitBreaker);
+    let hit = |name| RuleHits { kind, name: Name::new(name).unwrap(), ..hits() };
+    let mut history = History::default();
+    let sent = report(vec![sent], vec![hit("own"), hit("other")]);
+    history.take(&mesh, &workload("productpage-1"), &sent, at(5));
+    let found = history.status(&mesh, at(5), None).rejections;
+    assert_eq!(found[0].policies, ["CircuitBreaker bookinfo/own"]);
+}
+
 #[test]
 fn a_rejection_that_was_retried_with_success_is_none() {
     let mesh = mesh(BOOKINFO);
