@@ -158,7 +158,7 @@ mod tests {
             }
             let nobody: ApplicationMetrics = closed_port().port().to_string().parse().unwrap();
             let unread = nobody.read(&config()).await.unwrap_err();
-            assert!(unread.to_string().contains("nobody answers"), "{unread}");
+            assert!(unread.to_string().contains("no response"), "{unread}");
         });
     }
 }

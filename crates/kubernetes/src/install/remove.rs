@@ -323,7 +323,7 @@ mod tests {
         let step = Step { object: "DaemonSet leno-cni/leno-cni".to_owned(), done: BEING_REMOVED };
         let error = agents_remain(&step).to_string();
         assert!(
-            error.contains("did not come true within 60s: pods of DaemonSet leno-cni/leno-cni"),
+            error.contains("was not reached within 60s: pods of DaemonSet leno-cni/leno-cni"),
             "{error}"
         );
     }
