@@ -324,7 +324,7 @@ mod tests {
         }
     }
 
-    /// Issue 26, finding B1 of its audit: the kernel gives both of them connections.
+    /// The kernel gives both of them connections.
     #[test]
     fn a_port_that_another_process_shares_is_taken() {
         let shared = |port: u16| {

@@ -185,7 +185,6 @@ fn an_application_that_does_not_speak_http2_is_named() {
     });
 }
 
-/// Issue 26, finding B4 of its audit.
 #[test]
 fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
     run(async {
