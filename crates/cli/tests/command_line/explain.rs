@@ -455,7 +455,7 @@ spec:
     from: [{header: authorization, prefix: 'Bearer '}, {query: token}]
 ";
     let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
-    let missing = "401 token-missing: The request shows no JSON web token where one is required.";
+    let missing = "401 token-missing: The request has no JSON web token although one is required.";
     let depends = "it depends on the token (allowed, token-invalid): ";
     for (path, header, code, expected) in [
         ("/ratings/1", "x-a: b", 3, missing),

@@ -140,7 +140,12 @@ async fn what_is_no_set_of_keys_is_told_and_is_none() {
     let issuer = Issuer::start(None).await;
     let long = " ".repeat(IssuerKeys::BYTES_MAX + 1);
     for (status, fields, body, expected) in [
-        ("302 Found", "location: http://localhost/\r\n", "", "returned redirect 302 Found; redirects are not followed"),
+        (
+            "302 Found",
+            "location: http://localhost/\r\n",
+            "",
+            "returned redirect 302 Found; redirects are not followed",
+        ),
         ("404 Not Found", "", &*set("a"), "answers 404 Not Found"),
         ("200 OK", "", "<html>", "is not a JWK set"),
         ("200 OK", "", r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, "has no key of RSA"),
