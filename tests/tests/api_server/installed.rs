@@ -68,7 +68,7 @@ fn installing_again_keeps_the_options_of_before() {
         };
         let first = again(&["--gateways", "--replicas", "3"]);
         assert!(!first.contains("as installed before"), "{first}");
-        assert!(first.contains("the rollout of the control plane did not come true"), "{first}");
+        assert!(first.contains("the rollout of the control plane was not reached"), "{first}");
         let second = again(&[]);
         let kept = "as installed before: --replicas 3 --trust-domain cluster.local --gateways\n";
         assert!(second.contains(kept), "{second}");
