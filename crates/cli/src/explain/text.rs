@@ -102,7 +102,7 @@ fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&
 
 /// A backend, with what policies and endpoints say.
 fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl FnMut(&str, &str)) {
-    line("backend", &told_backend(backend, question));
+    line("backend", &describe_backend(backend, question));
     for treated in &backend.treated {
         line("", &format!("{}: {}", treated.policy, treated.told));
     }
@@ -113,7 +113,7 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
         line(label, &told);
     }
     for endpoint in &backend.endpoints {
-        line("", &told_endpoint(endpoint, question));
+        line("", &describe_endpoint(endpoint, question));
         for limit in &endpoint.limits {
             line("", &format!("  {}: {}", limit.policy, limit.told));
         }
@@ -455,7 +455,7 @@ fn told_match(request: &RequestMatch) -> String {
     request.to_string()
 }
 
-fn told_backend(backend: &DecidedBackend, question: &Question) -> String {
+fn describe_backend(backend: &DecidedBackend, question: &Question) -> String {
     let share = format!("{:.4}", backend.share * 100.0);
     let share = share.trim_end_matches('0').trim_end_matches('.');
     let refused = match backend.refused {
@@ -475,7 +475,7 @@ fn told_backend(backend: &DecidedBackend, question: &Question) -> String {
     )
 }
 
-fn told_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
+fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
         EndpointAccess::Permissive => "lets every member of the mesh in".to_owned(),

@@ -67,7 +67,7 @@ Metrics contain the services and accounts that a workload calls, and mutual TLS 
 | Prometheus scrapes gateways | `leno install --metrics-from any`, or with a list |
 | no scraping | push metrics with [`spec.metrics`](tracing.md#metrics-by-otlp) |
 
-A request whose `Host` may be the name of a public web site gets 421: use addresses, names without dots, or names below `.svc`,
+A request with a `Host` that may be the name of a public web site gets 421: use addresses, names without dots, or names below `.svc`,
 `.cluster.local` or `.internal`.
 
 With `--application-metrics PORT/PATH` the sidecar scrapes the application for each request and appends its metrics:
@@ -143,7 +143,7 @@ sum by (service) (rate(leno_requests_total{direction="inbound",reason="",code!="
 
 ## Durations
 
-Durations are kept in buckets whose width is at most an eighth of their value, so that quantiles are
+Durations are kept in buckets with a width of at most an eighth of their value, so that quantiles are
 exact to 6 %; the boundaries of the exposed histogram are the nearest ones.
 
 In OpenMetrics a bucket has the last request of a sampled [trace](tracing.md) that fell into it as its
