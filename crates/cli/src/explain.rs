@@ -1,4 +1,4 @@
-//! `leno explain`: what would decide a request, and what a reason means.
+//! `leno explain`: the decision for a request, and the meaning of each reason.
 
 mod backend;
 mod change;
@@ -31,66 +31,66 @@ use crate::output::Structured;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric, by its word or
-    /// its code; all reasons when left out
+    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric, by name or code. Lists
+    /// all reasons if omitted
     #[arg(value_parser = topics(), ignore_case = true, hide_possible_values = true)]
     topic: Option<String>,
-    /// For `explain change`: the number of a change of the running mesh, of `leno get changes`
+    /// ID of a change of the running mesh, from `leno get changes`. Only for `explain change`
     #[arg(value_name = "ID", required_if_eq("topic", CHANGE))]
     id: Option<u64>,
-    /// A file or directory of YAML; may be given again. For `explain request`: the running mesh is asked
-    /// when left out
+    /// File or directory of YAML manifests; can be repeated. If omitted, `explain request` queries the running
+    /// mesh
     #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
     #[command(flatten)]
     request: RequestArgs,
-    /// How to print the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
     #[command(flatten)]
     data: DataArgs,
 }
 
-/// The same for the page of the control plane, on what is in force.
+/// Returns the same function for the control plane's web page, applied to the current configuration.
 pub(crate) fn playground() -> Playground {
     Playground::new(|objects, asked| {
         request::explained(objects, asked).map_err(|error| output::failure(&error))
     })
 }
 
-/// The request that is to be explained.
+/// The request to explain.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "For `explain request`")]
 pub(crate) struct RequestArgs {
-    /// The workload that makes the request, or the service account of such workloads
+    /// Workload that sends the request, or the service account of such workloads
     #[arg(long, value_name = "NAMESPACE/NAME", required_if_eq("topic", REQUEST))]
     from: Option<WorkloadName>,
-    /// The URL of the request, such as http://ratings.bookinfo:9080/ratings/1, or of a connection, such as
+    /// URL of the request, such as http://ratings.bookinfo:9080/ratings/1, or of a TCP connection, such as
     /// tcp://redis.shop:6379
     #[arg(long, value_name = "URL", required_if_eq("topic", REQUEST), value_parser = target::Target::parse)]
     url: Option<target::Target>,
-    /// The method
+    /// HTTP method
     #[arg(long, short = 'X', default_value = "GET", value_parser = target::parse_method)]
     method: String,
-    /// A header; may be given again
+    /// HTTP header; can be repeated
     #[arg(long, short = 'H', value_name = "NAME: VALUE", value_parser = target::parse_header)]
     header: Vec<(String, String)>,
 }
 
-/// How the answer is printed.
+/// Output format of `leno explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub(crate) enum ExplainFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Text,
     /// JSON
     Json,
-    /// YAML, which says the same as the JSON
+    /// YAML with the same fields as the JSON
     Yaml,
 }
 
 impl ExplainFormat {
-    /// How programs read it, if it is for programs.
+    /// Returns the machine-readable format, or `None` for text.
     pub(crate) const fn structured(self) -> Option<Structured> {
         match self {
             Self::Text => None,
@@ -101,7 +101,7 @@ impl ExplainFormat {
 }
 
 impl ExplainArgs {
-    /// Prints the answer.
+    /// Prints the explanation.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let Some(topic) = self.topic.as_deref() else { return reason::list(self.output) };
         match topic.to_ascii_lowercase().as_str() {
@@ -112,7 +112,7 @@ impl ExplainArgs {
             REQUEST => request::run(&self.file, &self.request, self.output),
             _ => match Reason::named(topic) {
                 Some(reason) => reason::show(reason, self.output),
-                None => anyhow::bail!("there is no reason `{topic}`: see `leno explain`"),
+                None => anyhow::bail!("unknown reason `{topic}`: `leno explain` lists all reasons"),
             },
         }
     }
@@ -126,7 +126,7 @@ fn topics() -> PossibleValuesParser {
 const REQUEST: &str = "request";
 const CHANGE: &str = "change";
 
-/// The request would not reach the application.
+/// Exit code: the request does not reach the application.
 const REFUSED: u8 = 3;
 
 const EXAMPLES: &str = "\
@@ -142,12 +142,11 @@ Examples:
   leno explain change 1763769600000042
   leno explain
 
-`explain request` decides on the files of -f alone; without them on the mesh that runs with --data,
-and then it also says which endpoints the client's sidecar has removed for a while and which are not
-there yet.
+With -f, `explain request` reads only these manifests. Without -f, it queries the running mesh of
+--data, and also reports the endpoints that the client's sidecar has ejected and those that are not
+ready.
 
-Exit codes of `explain request`: 0 the request would reach the application; 3 it would be
-answered by a sidecar, as the last line says; 1 the question could not be answered (unknown
-workload, no valid document); 2 wrong usage. Documents that are rejected are named on standard
-error and left out.
+Exit codes of `explain request`: 0 the request reaches the application; 3 a sidecar answers it, as
+the last line shows; 1 no decision (unknown workload, no valid document); 2 invalid usage. Rejected
+documents are reported on standard error and ignored.
 ";

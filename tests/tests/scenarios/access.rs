@@ -83,7 +83,7 @@ fn audit_counts_what_strict_would_deny_until_it_is_strict() {
     }
     assert_eq!(shop.audited("denied") - before, 5.0);
     let told = shop.explained("/items");
-    assert!(told.contains("let in by audit mode; in strict mode 403 denied"), "{told}");
+    assert!(told.contains("allowed by audit mode; in strict mode 403 denied"), "{told}");
     assert!(told.contains("verdict   200-range"), "{told}");
     // The workload's own mode precedes that of its namespace.
     shop.rewrite(&audited, "  trafficMode: strict\n");

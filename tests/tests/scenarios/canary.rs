@@ -272,7 +272,7 @@ fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
     assert_eq!(canary.in_force("OutlierRemoval"), (false, why.to_owned()));
     let explained = canary.explained();
     for line in [
-        "CircuitBreaker shop/of-api: over all backends of the called service",
+        "CircuitBreaker shop/of-api: across all backends of the called service",
         "OutlierRemoval shop/of-api-v1: ",
         "OutlierRemoval shop/of-api: the backend shop/api-v1 has its own: OutlierRemoval shop/of-api-v1",
     ] {

@@ -72,7 +72,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
     let told = command.arg(mesh.file("")).output().expect("leno runs");
     let told = String::from_utf8(told.stdout).expect("text");
-    assert!(told.contains("asks shop/authorizer port 9080 whether it may come in"), "{told}");
+    assert!(told.contains("queries the authorization service shop/authorizer port 9080"), "{told}");
 
     // The first policy by name decides.
     mesh.write("a.yaml", &authorization("a-outside", &format!("url: \"http://{at}\"")));

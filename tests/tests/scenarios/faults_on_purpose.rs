@@ -89,6 +89,6 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
     let output = command.arg(mesh.file("")).output().expect("leno runs");
     let told = String::from_utf8(output.stdout).expect("text");
-    let says = "FaultInjection shop/faults: broken answers 100 % of such requests with 418";
+    let says = "FaultInjection shop/faults: broken aborts 100 % of such requests with 418";
     assert!(told.contains(says), "{told}");
 }

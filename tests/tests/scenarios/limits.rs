@@ -63,10 +63,9 @@ fn each_client_gets_its_own_and_is_told_when_there_is_more() {
     let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
     assert!((1..=720).contains(&wait), "{wait}");
     let told = explained(&mesh, "/a");
-    let counts =
-        "RateLimit shop/limit: clients lets in 5 requests in 3600s, 5 at once, of each client";
+    let counts = "RateLimit shop/limit: clients allows 5 requests per 3600s (burst 5) per client";
     assert!(told.contains(counts), "{told}");
-    assert!(!explained(&mesh, "/free").contains("clients lets in"));
+    assert!(!explained(&mesh, "/free").contains("clients allows"));
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, in: 1h}]";
     mesh.write("limit.yaml", &limit(rules).replace("name: limit", "name: a-limit"));

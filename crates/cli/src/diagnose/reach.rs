@@ -176,11 +176,11 @@ mod tests {
     #[test]
     fn a_rejection_is_a_problem_whatever_its_status() {
         for (verdict, reason, expected) in [
-            ("200-range: allowed; the application answers", None, Verdict::Fine),
-            ("301: the client is sent elsewhere by its own sidecar", None, Verdict::Fine),
+            ("200-range: allowed; the application responds", None, Verdict::Fine),
+            ("301: the client's sidecar sends a redirect", None, Verdict::Fine),
             ("200 fault-injected: a fault", Some("fault-injected"), Verdict::Problem),
             ("404 no-route: no route", Some("no-route"), Verdict::Notice),
-            ("503 no-endpoint: nothing is behind the service.", None, Verdict::Problem),
+            ("503 no-endpoint: the service has no endpoint.", None, Verdict::Problem),
             (
                 "it depends on the endpoint (allowed, denied): see the lines above",
                 None,

@@ -1,4 +1,4 @@
-//! What a backend does with a request: which of its endpoints are left, and what policies say.
+//! Decision for one backend: the endpoints that remain, and the policies that apply.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
 use super::treatment::{Treated, injected, treated};
 
-/// The backend of a rule, addressed directly: its own routes do not apply. `called` is the port that the
-/// rule is attached to, `total` the sum of the weights.
+/// Decides for a backend of a rule. The backend is addressed directly: its own routes do not apply. `called` is
+/// the port that the rule is attached to, `total` the sum of the weights.
 pub(super) fn decided_backend(
     (plans, called): (&Plans, &PortPlan),
     backend: &WeightedBackend,
@@ -26,7 +26,7 @@ pub(super) fn decided_backend(
     with_port(backend, share, port.zip(policies), (&plans.snapshot.plan, request))
 }
 
-/// A port that gets this share of the requests under these policies.
+/// Decides for a port that gets this share of the requests under these policies.
 pub(super) fn with_port(
     backend: &WeightedBackend,
     share: f64,
@@ -43,7 +43,7 @@ pub(super) fn with_port(
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
         Some(_) => None,
     };
-    // Nobody is left, and an endpoint that gets no such request decides nothing.
+    // Endpoints that tag rules exclude are not reported.
     let left = |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.leaves(endpoint));
     if refused.is_none() && tags.as_ref().is_some_and(DecidedTags::leave_nobody) {
         refused = Some(Reason::NoTaggedEndpoint);
@@ -83,7 +83,7 @@ pub(super) fn with_port(
     }
 }
 
-/// What policies say about a request to a port, or a connection in which none is seen.
+/// Describes the policies for a request to a port, or for an opaque connection.
 fn told_treatment(
     (port, (treatment, places)): (&PortPlan, EffectivePolicies<'_>),
     caller: &WorkloadPlan,
@@ -101,7 +101,7 @@ fn told_treatment(
     {
         told.push(Treated {
             policy: balancing.policy.clone(),
-            told: format!("such requests belong to {}", endpoint.id.workload),
+            told: format!("such requests go to {}", endpoint.id.workload),
         });
     }
     told

@@ -1,4 +1,4 @@
-//! What became of a change of the running mesh.
+//! `leno explain change`: the progress of one change of the running mesh.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,20 +10,20 @@ use super::ExplainFormat;
 use crate::get::{Mesh, changes};
 use crate::output;
 
-/// Prints a change's way from its source to the last proxy that applied it.
+/// Prints the progress of a change from its source to the last proxy that applied it.
 ///
 /// # Errors
-/// When no mesh answers, or it does not know the change.
+/// If no mesh responds, or the mesh does not know the change.
 pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow::Result<ExitCode> {
-    let id = id.context("which change? `leno get changes` lists them")?;
+    let id = id.context("the change ID is missing: `leno get changes` lists the IDs")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let answer = runtime.block_on(Mesh::at(data).ask(&format!("/change?id={id}")))?;
     let Some(change) = serde_json::from_value::<Option<ChangeReport>>(answer)
         .context("the answer is not understood: is the mesh of another version of leno?")?
     else {
         bail!(
-            "the control plane knows no change {id}: it remembers the last ones only, and other \
-             control planes number theirs differently; see `leno get changes`"
+            "the control plane has no change {id}: it keeps only recent changes, and each control \
+             plane has its own IDs; see `leno get changes`"
         );
     };
     match format.structured() {

@@ -1,4 +1,4 @@
-//! Decides a request as the two sidecars would, with the same code, and keeps what decided.
+//! Decision for a request, computed with the code of the two sidecars, with every step recorded.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,7 +24,7 @@ use super::target::Target;
 use super::treatment::Treated;
 use super::unapplied::{Unapplied, unapplied, unforwarded};
 
-/// A request as it is asked about.
+/// The request to explain.
 #[derive(Debug, Clone)]
 pub(super) struct Question {
     pub(super) method: String,
@@ -32,12 +32,12 @@ pub(super) struct Question {
     pub(super) headers: Vec<(String, String)>,
 }
 
-/// The part of an address that the mesh does not have.
+/// The part of an address that does not exist in the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// The service; the namespaces that have one of this name.
+    /// No such service; the services of this name in other namespaces.
     Service(Vec<ServiceName>),
-    /// The port; those that the service has.
+    /// No such port; the ports of the service.
     Port(Vec<u16>),
 }
 
@@ -56,33 +56,33 @@ impl Missing {
     }
 }
 
-/// What decided, station by station, as far as the request came.
+/// The decision at each stage, up to the stage that rejects the request.
 #[derive(Debug)]
 pub(super) struct Decision {
     pub(super) client: Workload,
     pub(super) service: Option<ServiceName>,
-    /// The part of the address that the mesh does not have, if it is that.
+    /// The part of the address that does not exist in the mesh, if any.
     pub(super) missing: Option<Missing>,
-    /// The permission for a host outside the mesh, where the request is for one.
+    /// The egress permission, for a request to a host outside the mesh.
     pub(super) outside: Option<Outside>,
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
     /// The matches that did not decide.
     pub(super) rivals: Vec<Rival>,
-    /// Where the client is sent instead of to a backend.
+    /// The redirect that the client receives.
     pub(super) redirection: Option<Redirection>,
-    /// A browser asks whether a request may be made, and the client's own sidecar answers.
+    /// True if the request is a CORS preflight, which the client's sidecar answers.
     pub(super) is_preflight: bool,
-    /// The endpoint that the request keeps to, by what it shows, whatever the weights say.
+    /// The endpoint that session persistence selects for the request, regardless of weights.
     pub(super) kept: Option<EndpointId>,
-    /// The policy that has the request sent once more, where no rule says it.
+    /// The retry policy, if no rule of a route sets one.
     pub(super) retry: Option<ServiceRetry>,
-    /// The request as endpoints get it, where the rule changes it.
+    /// The request as endpoints receive it, if the rule changes it.
     pub(super) sent: Option<Question>,
     pub(super) backends: Vec<DecidedBackend>,
-    /// The policies of the called service, where the request reaches no backend.
+    /// The policies of the called service, if the request reaches no backend.
     pub(super) unapplied: Vec<Unapplied>,
-    /// Why the client's own sidecar would answer; `None` when it would send the request on.
+    /// The reason of the client's sidecar for rejecting the request; `None` if it forwards it.
     pub(super) refused: Option<Reason>,
 }
 
@@ -90,13 +90,13 @@ pub(super) struct Decision {
 #[derive(Debug)]
 pub(super) struct DecidedRoute {
     pub(super) rule: RouteRule,
-    /// The place of the rule in its own route, from 0.
+    /// The index of the rule in its own route, from 0.
     pub(super) index: usize,
-    /// The place in the rule of the first match that fits, from 0.
+    /// The index of the decisive match in the rule, from 0.
     pub(super) fits: usize,
 }
 
-/// A backend that takes a share of such requests.
+/// A backend that receives a share of such requests.
 #[derive(Debug)]
 pub(super) struct DecidedBackend {
     pub(super) service: ServiceName,
@@ -105,50 +105,50 @@ pub(super) struct DecidedBackend {
     /// Its share of the requests, 0 to 1.
     pub(super) share: f64,
     pub(super) endpoints: Vec<DecidedEndpoint>,
-    /// The policies that say how its requests are treated.
+    /// The policies that apply to its requests.
     pub(super) treated: Vec<Treated>,
     /// The policies of the called service and of the backend that do not apply.
     pub(super) unapplied: Vec<Unapplied>,
-    /// Why the client's own sidecar would answer instead of it.
+    /// The reason of the client's sidecar for rejecting requests to it.
     pub(super) refused: Option<Reason>,
-    /// The status of that answer, where a policy sets it.
+    /// The status of that rejection, if a policy sets it.
     pub(super) status: Option<u16>,
-    /// What tag rules make of such requests, where there are some.
+    /// The effect of tag rules on such requests, if there are any.
     pub(super) tags: Option<DecidedTags>,
-    /// It is in another namespace, and no grant permits the route to lead there.
+    /// True if it is in another namespace and no grant permits the route to refer to it.
     pub(super) ungranted: bool,
 }
 
-/// What one endpoint's sidecar would say.
+/// The decision of one endpoint's sidecar.
 #[derive(Debug)]
 pub(super) struct DecidedEndpoint {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) access: EndpointAccess,
-    /// The request shows a token, which may be none that the sidecar accepts.
+    /// True if the request has a token, which the sidecar may reject.
     pub(super) is_by_token: bool,
-    /// The rate limits that its sidecar counts such requests under, and whom it asks about them.
+    /// The rate limits that its sidecar applies to such requests, and the check services that it queries.
     pub(super) limits: Vec<Treated>,
-    /// What such requests are marked with for the application, by lanes.
+    /// The headers that lanes add to such requests for the application.
     pub(super) marks: Vec<String>,
-    /// How the port is open to clients outside the mesh.
+    /// The ingress rules that open the port to external clients.
     pub(super) openings: Vec<String>,
 }
 
-/// What an endpoint's sidecar says to a request.
+/// The access decision of an endpoint's sidecar for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EndpointAccess {
-    /// Every member of the mesh may call.
+    /// Every member of the mesh is allowed.
     Permissive,
     /// A policy allows it.
     Allowed(Ruling),
-    /// It is refused; the policy, if there is one, allows it to others.
+    /// It is rejected; the policy, if any, denies it or allows only other requests.
     Denied(Reason, Option<Ruling>),
-    /// It is let in, counted and told: strict mode would refuse it.
+    /// Audit mode allows, counts and reports it: strict mode would reject it.
     Audited(Reason, Option<Ruling>),
 }
 
 impl EndpointAccess {
-    /// Why it is refused.
+    /// Returns the reason for a rejection.
     pub(super) fn refused(&self) -> Option<Reason> {
         match self {
             Self::Permissive | Self::Allowed(_) | Self::Audited(..) => None,
@@ -158,10 +158,10 @@ impl EndpointAccess {
 }
 
 impl Decision {
-    /// Decides.
+    /// Decides the request.
     ///
     /// # Errors
-    /// When there is no such client, or a pattern that was accepted cannot be compiled.
+    /// If the client does not exist, or an accepted pattern cannot be compiled.
     pub(super) fn of(
         objects: &[Object],
         client: &leno_model::WorkloadName,
@@ -193,7 +193,7 @@ impl Decision {
         let called = decision.service.as_ref();
         let sent = match called.is_some_and(|called| plans.service(called).is_some()) {
             true => decision.send(objects, &plans, question)?,
-            // A connection to an address outside has no name that a rule could decide about.
+            // TCP to an address outside the mesh has no host name for an egress rule to match.
             false if question.target.is_tcp => Err(Reason::UnknownService),
             false => Outside::of(objects, &plans, called, question).map(|outside| {
                 (decision.service, decision.outside) = (None, Some(outside));
@@ -211,8 +211,8 @@ impl Decision {
         Ok(decision)
     }
 
-    /// The stations of the client's sidecar, then those of each endpoint's. The inner error is
-    /// its answer.
+    /// Runs the stages of the client's sidecar, then those of each endpoint's sidecar. The inner error is the
+    /// rejection by the client's sidecar.
     fn send(
         &mut self,
         objects: &[Object],
@@ -226,10 +226,10 @@ impl Decision {
         self.protocol = Some(port.protocol);
         if question.target.is_tcp && !is_opaque(port.protocol) {
             let (host, number) = (&question.target.host, question.target.port);
-            bail!("port {number} of {host} is {}, not TCP: ask with http://", port.protocol);
+            bail!("port {number} of {host} is {}, not TCP: use http://", port.protocol);
         }
         let mut backends = if is_opaque(port.protocol) {
-            // Nobody sees a request there: routes do not apply.
+            // The port is opaque: request routes do not apply.
             match self.shared_out(objects, plans, port, question) {
                 Ok(backends) => backends,
                 Err(reason) => return Ok(Err(reason)),
@@ -273,7 +273,7 @@ impl Decision {
         Ok(Ok(()))
     }
 
-    /// The service and port that the request names, if the client may call it at all.
+    /// Returns the called port, if the client is allowed to call the service.
     fn port<'a>(&self, plans: &'a Plans, number: u16) -> Result<&'a PortPlan, Reason> {
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let plan = plans.service(name).ok_or(Reason::UnknownService)?;
@@ -283,7 +283,7 @@ impl Decision {
         plan.ports.get(&number).ok_or(Reason::UnknownService)
     }
 
-    /// The backends of the rule that decides, or the service's own endpoints.
+    /// Returns the backends of the rule that decides, or the service itself.
     fn routed(
         &mut self,
         objects: &[Object],
@@ -325,7 +325,7 @@ impl Decision {
             };
             let mut fitting = decisive.matches.iter().enumerate().filter(|(_, it)| fits(it));
             let first = fitting.next().map_or(0, |(index, _)| index);
-            // The first of those that go before the others.
+            // Selects the first match by precedence.
             let fits = fitting.fold(first, |best, (index, request)| {
                 match decisive.matches.get(best).is_some_and(|best| goes_before(request, best)) {
                     true => index,
@@ -364,8 +364,7 @@ impl Decision {
         self.shares(objects, (plans, port), question.target.port, Some(&view))
     }
 
-    /// The backends of the rule for connections in which no request is seen, or the service's own
-    /// endpoints.
+    /// Returns the backends of the rule for opaque connections, or the service itself.
     fn shared_out(
         &mut self,
         objects: &[Object],
@@ -380,7 +379,7 @@ impl Decision {
         self.shares(objects, (plans, port), question.target.port, None)
     }
 
-    /// The backends of the rule that decided, and those that no grant permits.
+    /// Returns the backends of the rule that decided, including those that no grant permits.
     fn shares(
         &self,
         objects: &[Object],
@@ -413,26 +412,26 @@ impl Decision {
         Ok(decided)
     }
 
-    /// The service itself, when no rule decides.
+    /// Returns the service itself, for requests that match no rule.
     fn itself(
         &self,
         question: &Question,
         port: &PortPlan,
         asked: (&WorkloadPlan, Option<&RequestView<'_>>),
     ) -> Result<DecidedBackend, Reason> {
-        // A port was found, hence its service; the control plane, which asks too, is not to end over it.
+        // A port was found, so the service is set. No panic: the control plane runs this code too.
         let service = self.service.clone().ok_or(Reason::UnknownService)?;
         let backend = WeightedBackend::new(service, question.target.port, 1);
         Ok(with_port(&backend, 1.0, Some((port, port.own_policies())), asked))
     }
 
-    /// Whether the client's own sidecar answers, without a failure.
+    /// True if the client's sidecar answers without an error.
     pub(super) fn is_elsewhere(&self) -> bool {
         self.redirection.is_some() || self.is_preflight
     }
 
-    /// Every answer that such requests would get: why they are refused, or `None` when they are
-    /// not, each once.
+    /// Returns every possible outcome for such requests, each once: the reason for a rejection, or `None` for
+    /// an allowed request.
     pub(super) fn outcomes(&self) -> Vec<Option<Reason>> {
         let mut outcomes = Vec::new();
         let mut add = |outcome| {
@@ -467,7 +466,7 @@ impl Decision {
         outcomes
     }
 
-    /// The statuses of the answers to a rejected request, which depend on the backend; 0 for a reset.
+    /// Returns the statuses of a rejection, which depend on the backend; 0 for a reset.
     pub(super) fn statuses(&self, reason: Reason) -> Vec<u16> {
         let rejecting = self.backends.iter().filter(|backend| backend.refused == Some(reason));
         let mut statuses: Vec<u16> =
@@ -480,12 +479,12 @@ impl Decision {
 }
 
 impl Question {
-    /// The statuses of answers; a connection has none, and is reset.
+    /// Returns the statuses, or 0 for a TCP connection, which is reset.
     pub(super) fn statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
         if self.target.is_tcp { vec![0] } else { statuses }
     }
 
-    /// The headers, with the `Host` that a client would send.
+    /// Returns the headers, including the `Host` that a client would send.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
         let mut fields = self.headers.clone();
         if !fields.iter().any(|(name, _)| name == "host") {
@@ -494,7 +493,7 @@ impl Question {
         fields
     }
 
-    /// The request as a rule sends it on; `None` when it stays as it is.
+    /// Returns the request as modified by a rule; `None` if it is unchanged.
     fn edited(&self, actions: &CompiledActions) -> Option<Self> {
         let target = actions.target(&self.target.path, self.target.query.as_deref());
         let unchanged = target.is_none() && actions.host().is_none() && actions.request.is_empty();
@@ -524,8 +523,8 @@ impl Question {
     }
 }
 
-/// The workload of this name, or else the first that runs under the account of this name: all of
-/// them are the same to every rule.
+/// Returns the workload of this name, or else the first that runs under the service account of this name: rules
+/// treat all of them alike.
 fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Option<&'a Workload> {
     let workloads = || {
         objects.iter().filter_map(|object| match object {
@@ -539,7 +538,7 @@ fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Optio
     workloads().find(|workload| workload.name == *name).or_else(|| workloads().find(has_account))
 }
 
-/// The backends of a rule as its author wrote them.
+/// Returns the backends of a rule as configured, before grants are checked.
 fn written(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedBackend> {
     let (kind, name) = (route.rule.kind, &route.rule.route);
     let found = objects.iter().find_map(|object| match object {
@@ -557,7 +556,7 @@ fn written(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedB
     found.unwrap_or_default()
 }
 
-/// Whether a sidecar carries a port's bytes without looking at requests.
+/// True if a sidecar forwards the bytes of a port without parsing requests.
 pub(super) fn is_opaque(protocol: Protocol) -> bool {
     match protocol {
         Protocol::Tcp => true,
@@ -565,7 +564,7 @@ pub(super) fn is_opaque(protocol: Protocol) -> bool {
     }
 }
 
-/// What a policy says about retries, where it is no rule of a route that does.
+/// Returns the retries set by a policy, not by a rule of a route.
 fn retried(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceRetry> {
     let actions = match choice {
         RouteChoice::Direct => routes.direct_actions(),

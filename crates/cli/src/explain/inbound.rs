@@ -1,4 +1,4 @@
-//! What an endpoint's own sidecar does with a request: who may come in, how much, and with what marks.
+//! Decision of an endpoint's sidecar for a request: authorization, rate limits, lanes and ingress rules.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::treatment::{
     Treated, asked, asked_for_room, bounded, limited, limited_connections, validated,
 };
 
-/// What the sidecar that has this snapshot says to the peer at a port of its application: to the
-/// request, or to opaque bytes.
+/// Returns the access decision of the sidecar with this snapshot for a peer at a port of its application: for
+/// the request, or for an opaque connection.
 pub(super) fn access(
     snapshot: &Snapshot,
     peer: &SpiffeId,
@@ -37,7 +37,7 @@ pub(super) fn access(
         return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(policy)));
     }
     let decided = permit.and_then(|permit| match opaque {
-        // The bytes are those of a request.
+        // The opaque bytes may carry a request.
         true => {
             access.tcp(&permit).and_then(|allowed| access.hidden_request(&permit).map(|()| allowed))
         }
@@ -53,7 +53,8 @@ pub(super) fn access(
     })
 }
 
-/// The policy that requires a token of a request that shows none. Tokens come before everything else that decides about requests.
+/// Returns the policy that requires a token, if the request has none. Tokens are checked before other request
+/// rules.
 fn missing_token(
     snapshot: &Snapshot,
     view: &RequestView<'_>,
@@ -65,7 +66,7 @@ fn missing_token(
     Ok(missing.map(CompiledJwtValidation::ruling))
 }
 
-/// True when the request shows a token where a policy looks for it. Only the sidecar verifies it.
+/// True if the request has a token where a policy expects one. Only the sidecar verifies it.
 pub(super) fn is_by_token(
     snapshot: &Snapshot,
     question: &Question,
@@ -78,7 +79,8 @@ pub(super) fn is_by_token(
     Ok(rules.any(|rule| shows_token(rule, &view)))
 }
 
-/// True when the request has a token at a place of the policy, or something that an application may take for one.
+/// True if the request has a token where the policy expects one, or a value that an application may accept as
+/// one.
 fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
     let mut places = rule.rule.issuers.iter().flat_map(|issuer| &issuer.places);
     places.any(|place| match place {
@@ -98,7 +100,7 @@ fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
     })
 }
 
-/// The tokens that the sidecar with this snapshot requires or verifies.
+/// Describes the tokens that the sidecar with this snapshot requires or verifies.
 pub(super) fn tokens(
     snapshot: &Snapshot,
     question: &Question,
@@ -111,8 +113,8 @@ pub(super) fn tokens(
     Ok(rules.map(|rule| validated(rule, rule.is_required(&view))).collect())
 }
 
-/// The rate limits that the sidecar with this snapshot counts the request under, or opaque bytes,
-/// and whom it asks about it.
+/// Describes the rate limits that the sidecar with this snapshot applies to the request, or to an opaque
+/// connection, and the check services that it queries.
 pub(super) fn limits(
     snapshot: &Snapshot,
     peer: &SpiffeId,
@@ -133,7 +135,7 @@ pub(super) fn limits(
     if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
         told.extend(tokens(snapshot, question, port)?);
         told.extend(guards.authorizations(&view).map(asked));
-        // Where the question comes from stands for any client.
+        // The client's address is unknown: the server's own stands in for it.
         let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
         told.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
     }
@@ -143,7 +145,7 @@ pub(super) fn limits(
     Ok(told)
 }
 
-/// What the request is marked with on its way to the application, as its own lane says.
+/// Describes the headers that the lane of the workload adds to the request for the application.
 pub(super) fn marks(
     snapshot: &Snapshot,
     question: &Question,
@@ -155,7 +157,7 @@ pub(super) fn marks(
     let lanes = Lanes::compile(&snapshot.plan.lanes)?;
     let fields = question.fields();
     let view = question.view(&fields);
-    // Which rule decides is not drawn; only what it marks with is.
+    // The choice of the rule is deterministic; only the choice of its mark is random.
     let decides = lanes.mark(port, &view, &mut || 0).rule;
     let rules = snapshot.plan.lanes.get(&port).into_iter().flatten();
     let mut rules = rules.filter(|rule| decides.is_some_and(|(origin, _)| rule.origin == *origin));
@@ -166,7 +168,7 @@ fn told_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
     let has = |name: &str| fields.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
     let marks = rule.marks.iter().map(|mark| {
         let headers = mark.headers.iter().map(|(name, value)| match has(name) {
-            true => format!("{name}, which they bring"),
+            true => format!("{name}, as in the request"),
             false => format!("{name}: {value}"),
         });
         format!("{} % with {}", mark.percent, headers.collect::<Vec<_>>().join(" and "))
@@ -175,7 +177,7 @@ fn told_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
     format!("{} rule {} marks {}", rule.origin.object(), rule.origin.index, marks.join(", "))
 }
 
-/// How a port is open to clients outside the mesh.
+/// Describes the ingress rules that open a port to external clients.
 pub(super) fn openings(snapshot: &Snapshot, port: u16) -> Vec<String> {
     let here = snapshot.plan.openings.iter().filter(|opening| opening.port == port);
     here.map(told_opening).collect()
@@ -183,11 +185,11 @@ pub(super) fn openings(snapshot: &Snapshot, port: u16) -> Vec<String> {
 
 fn told_opening(opening: &Opening) -> String {
     let how = match &opening.entry {
-        Entry::Http => "with HTTP in clear text",
-        Entry::Grpc => "with gRPC in clear text",
-        Entry::Tcp => "with any bytes in clear text",
-        Entry::Https { proof: Proof::Skipped, .. } => "with TLS",
-        Entry::Https { proof: Proof::Required, .. } => "with TLS and a certificate",
+        Entry::Http => "over plaintext HTTP",
+        Entry::Grpc => "over plaintext gRPC",
+        Entry::Tcp => "over plaintext TCP",
+        Entry::Https { proof: Proof::Skipped, .. } => "over TLS",
+        Entry::Https { proof: Proof::Required, .. } => "over TLS with a client certificate",
     };
     let from = opening.ranges.as_ref().map(|ranges| {
         let ranges: Vec<String> = ranges.iter().map(IpRange::to_string).collect();
@@ -198,12 +200,12 @@ fn told_opening(opening: &Opening) -> String {
         .accounts
         .iter()
         .map(|account| format!("account {account}"))
-        .chain(opening.guests.iter().map(|name| format!("guest {name}")))
+        .chain(opening.guests.iter().map(|name| format!("external principal {name}")))
         .collect();
     let called = match called.as_slice() {
         [] => String::new(),
         called => format!(" of {}", called.join(", ")),
     };
     let some = if opening.requests.is_some() { ", for some requests" } else { "" };
-    format!("{} lets in who is outside the mesh, {how}{called}{from}{some}", opening.policy)
+    format!("{} allows clients outside the mesh {how}{called}{from}{some}", opening.policy)
 }

@@ -1,4 +1,4 @@
-//! Requests to hosts that are no services of the mesh.
+//! Requests to hosts outside the mesh.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -8,25 +8,25 @@ use serde_json::{Value, json};
 
 use super::decide::Question;
 
-/// The permission for a request to a host outside the mesh.
+/// The egress permission for a request to a host outside the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outside {
-    /// Everything may leave: `spec.egress` of the MeshConfig.
+    /// All destinations are allowed: `spec.egress` of the MeshConfig.
     Everything,
-    /// This Egress permits the request.
+    /// This Egress allows the request.
     Policy(PolicyName),
-    /// An Egress permits everything that goes to the port.
+    /// An Egress allows all requests to the port.
     Port,
-    /// An Egress permits some addresses. Only the client's sidecar resolves the name of the host.
+    /// An Egress allows some addresses. Only the client's sidecar resolves the host.
     SomeAddresses,
 }
 
 impl Outside {
-    /// Decides as the HTTP proxy of a sidecar does, except that no name is resolved: a name in the form of a service has no address where
-    /// the mesh has its namespace, or a service of that name in another one.
+    /// Decides like the HTTP proxy of a sidecar, but without name resolution. A host in the form of a service
+    /// name is unknown if the mesh has its namespace, or a service of that name in another namespace.
     ///
     /// # Errors
-    /// The reason of the sidecar's response.
+    /// The reason of the sidecar's rejection.
     pub(super) fn of(
         objects: &[Object],
         plans: &Plans,
@@ -34,7 +34,7 @@ impl Outside {
         question: &Question,
     ) -> Result<Self, Reason> {
         let (host, port) = (&*question.target.host, question.target.port);
-        // RFC 6761 §6.3: a name of the client's machine.
+        // RFC 6761 §6.3: `localhost` is the client's own machine.
         let service = service.filter(|_| !host.eq_ignore_ascii_case("localhost"));
         let plan = &plans.snapshot.plan;
         let services = || objects.iter().filter_map(as_service);
@@ -59,7 +59,7 @@ impl Outside {
         }
     }
 
-    /// The permission by an Egress, while nothing else may leave.
+    /// Returns the permission by an Egress, if the default is deny.
     fn permitted(plans: &Plans, question: &Question) -> Option<Self> {
         let (host, port) = (&question.target.host, question.target.port);
         let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
@@ -77,10 +77,10 @@ impl Outside {
         (literal.is_none() && ranged.next().is_some()).then_some(Self::SomeAddresses)
     }
 
-    /// The line for people.
+    /// Returns the line of the text output.
     pub(super) fn text(&self, question: &Question) -> String {
         let target = &question.target;
-        let place = format!("{} port {}, no service of the mesh", target.host, target.port);
+        let place = format!("{} port {}, outside the mesh", target.host, target.port);
         match self {
             Self::Everything => format!("{place}: spec.egress is allow"),
             Self::Policy(policy) => format!("{place}: allowed by the Egress {policy}"),
@@ -89,12 +89,12 @@ impl Outside {
         }
     }
 
-    /// The verdict.
+    /// Returns the verdict.
     pub(super) fn verdict(&self, question: &Question) -> String {
         let host = &question.target.host;
         match self {
             Self::Everything | Self::Policy(_) | Self::Port => format!(
-                "200-range: allowed; {host} responds, outside the mesh. If the name has no address: 404 unknown-service"
+                "200-range: allowed; the external host {host} responds. If the name does not resolve: 404 unknown-service"
             ),
             Self::SomeAddresses => {
                 format!("it depends on the address of {host} (allowed, egress-denied)")
@@ -102,7 +102,7 @@ impl Outside {
         }
     }
 
-    /// The same for programs.
+    /// Returns the JSON output.
     pub(super) fn json(&self, question: &Question) -> Value {
         let policy = match self {
             Self::Policy(policy) => Some(policy.to_string()),

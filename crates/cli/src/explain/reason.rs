@@ -1,4 +1,4 @@
-//! What the reasons of the closed list mean.
+//! `leno explain REASON`: the meaning of each reason.
 
 use std::process::ExitCode;
 
@@ -43,22 +43,22 @@ pub(super) fn show(reason: Reason, format: ExplainFormat) -> anyhow::Result<Exit
 
 fn text(reason: Reason) -> String {
     let answered = match reason.status() {
-        0 => "nothing: the connection is reset or never opened".to_owned(),
+        0 => "none: the connection is reset or not opened".to_owned(),
         status => status.to_string(),
     };
     let at_fault = match reason.side() {
         Side::Downstream => "downstream: the client",
         Side::Ours => "ours: the sidecar, its rules or its limits",
-        Side::Upstream => "upstream: where the sidecar sent the request",
+        Side::Upstream => "upstream: the destination of the request",
     };
     let retried = match reason.retry() {
-        Retry::Never => "never: the same answer would come again, or the request may have worked",
-        Retry::IfUnsent => "if nothing of the request reached the application",
-        Retry::Always => "always: nothing was sent",
+        Retry::Never => "never: a retry would fail again, or the request may have taken effect",
+        Retry::IfUnsent => "if no part of the request reached the application",
+        Retry::Always => "always: the request was not sent",
     };
     format!(
-        "{}: {}\n  code           {}\n  answered with  {answered}\n  at fault       {at_fault}\n  \
-         tried again    {retried}\n  what to do     {}\n",
+        "{}: {}\n  code      {}\n  status    {answered}\n  at fault  {at_fault}\n  \
+         retried   {retried}\n  hint      {}\n",
         reason.label(),
         reason.caption(),
         reason.code(),

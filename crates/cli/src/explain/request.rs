@@ -1,4 +1,4 @@
-//! `leno explain request`: reads the manifests, decides, and prints what decided.
+//! `leno explain request`: reads the manifests, decides the request, and prints the decision.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use super::target::{Target, parse_header, parse_method};
 use super::{ExplainFormat, REFUSED, RequestArgs, text};
 use crate::output;
 
-/// Prints what would decide the request.
+/// Prints the decision for the request.
 pub(super) fn run(
     files: &[PathBuf],
     args: &RequestArgs,
@@ -33,15 +33,15 @@ pub(super) fn run(
     }
 }
 
-/// What would decide a request that a running control plane is asked about.
+/// Decides a request for the running control plane.
 pub(super) fn explained(objects: &[Object], asked: &Asked) -> anyhow::Result<Explained> {
     let wrong = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
     let client = asked.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
     let headers = asked.headers.iter().map(|header| parse_header(header));
     let question = Question {
-        method: parse_method(&asked.method).map_err(wrong("the method"))?,
-        target: Target::parse(&asked.url).map_err(wrong("the URL"))?,
-        headers: headers.collect::<Result<_, _>>().map_err(wrong("a header"))?,
+        method: parse_method(&asked.method).map_err(wrong("method"))?,
+        target: Target::parse(&asked.url).map_err(wrong("URL"))?,
+        headers: headers.collect::<Result<_, _>>().map_err(wrong("header"))?,
     };
     let decision = Decision::of(objects, &client, &question)?;
     let (text, decision) = (text::render(&decision, &question), text::json(&decision, &question));
@@ -60,4 +60,4 @@ fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     Ok(source.objects().cloned().collect())
 }
 
-const FROM: &str = "from: write the workload that makes the request as NAMESPACE/NAME";
+const FROM: &str = "from: use NAMESPACE/NAME of the workload that sends the request";

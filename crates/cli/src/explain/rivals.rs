@@ -1,4 +1,4 @@
-//! The rules that did not decide a request, and why not.
+//! The matches that did not decide a request, with the reasons.
 
 use leno_model::{RequestMatch, RouteKind, RouteName, RouteRule};
 use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, precedence};
@@ -8,44 +8,46 @@ use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, precedence
 pub(super) struct Rival {
     pub(super) kind: RouteKind,
     pub(super) route: RouteName,
-    /// The place of its rule in its own route, from 0.
+    /// The index of its rule in its own route, from 0.
     pub(super) rule: usize,
-    /// Its place in the rule, from 0.
+    /// Its index in the rule, from 0.
     pub(super) index: usize,
     pub(super) request: RequestMatch,
     pub(super) why: Why,
 }
 
-/// Why a match did not decide.
+/// The reason why a match did not decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Why {
-    /// The request does not fit it.
+    /// The request does not match.
     Misfit(Mismatch),
-    /// The request fits it, and the one that decided goes first.
+    /// The request matches, but the decisive match has precedence.
     Later(Precedence),
 }
 
 impl Why {
-    /// In a few words.
+    /// Returns a short description.
     pub(super) fn told(&self) -> String {
         match self {
-            Self::Misfit(Mismatch::Path) => "the path does not fit".to_owned(),
-            Self::Misfit(Mismatch::Method) => "the method does not fit".to_owned(),
-            Self::Misfit(Mismatch::Header(name)) => format!("the header {name} does not fit"),
+            Self::Misfit(Mismatch::Path) => "the path does not match".to_owned(),
+            Self::Misfit(Mismatch::Method) => "the method does not match".to_owned(),
+            Self::Misfit(Mismatch::Header(name)) => format!("the header {name} does not match"),
             Self::Misfit(Mismatch::Query(name)) => {
-                format!("the query parameter {name} does not fit")
+                format!("the query parameter {name} does not match")
             }
-            Self::Later(Precedence::Path) => "fits, but its path is less specific".to_owned(),
-            Self::Later(Precedence::Method) => "fits, but names no method".to_owned(),
-            Self::Later(Precedence::Headers) => "fits, but names fewer headers".to_owned(),
-            Self::Later(Precedence::Query) => "fits, but names fewer query parameters".to_owned(),
-            Self::Later(Precedence::Order) => "fits as well, but comes later".to_owned(),
+            Self::Later(Precedence::Path) => "matches, but its path is less specific".to_owned(),
+            Self::Later(Precedence::Method) => "matches, but names no method".to_owned(),
+            Self::Later(Precedence::Headers) => "matches, but names fewer headers".to_owned(),
+            Self::Later(Precedence::Query) => {
+                "matches, but names fewer query parameters".to_owned()
+            }
+            Self::Later(Precedence::Order) => "matches as well, but comes later".to_owned(),
         }
     }
 }
 
-/// The matches of a port's rules that did not decide; `winner` is the rule and the match that
-/// did, if any.
+/// Returns the matches of a port's rules that did not decide; `winner` is the rule and the match that did, if
+/// any.
 pub(super) fn rivals(
     rules: &[RouteRule],
     winner: Option<(usize, usize)>,
@@ -70,12 +72,12 @@ pub(super) fn rivals(
             rivals.push(Rival { kind, route, rule: place, index, request, why });
         }
     }
-    // Those that fit say more.
+    // Matches that fit the request come first.
     rivals.sort_by_key(|rival| matches!(rival.why, Why::Misfit(_)));
     rivals
 }
 
-/// The place of a rule in its own route, from 0.
+/// Returns the index of a rule in its own route, from 0.
 pub(super) fn place(rules: &[RouteRule], number: usize) -> usize {
     let route = rules.get(number).map(|rule| &rule.route);
     rules.iter().take(number).filter(|rule| Some(&rule.route) == route).count()

@@ -1,5 +1,5 @@
-//! `leno explain request` on a running mesh: its control plane decides, the client's sidecar adds the endpoints that it
-//! removed and the circuits that it opened.
+//! `leno explain request` on a running mesh: the control plane decides, the client's sidecar reports ejected
+//! endpoints and open circuits.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,10 +20,10 @@ use crate::get::{Mesh, parsed};
 use crate::output;
 use crate::tap::encoded;
 
-/// Prints what would decide the request on the mesh of a data directory.
+/// Prints the decision for the request on the mesh of a data directory.
 ///
 /// # Errors
-/// When no mesh answers, or it cannot tell: there is no such workload.
+/// If no mesh responds, or the workload does not exist.
 pub(super) fn run(
     data: &Path,
     args: &RequestArgs,
@@ -56,7 +56,7 @@ async fn explained(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained>
     Ok(Seen { services, sidecar }.told(answer))
 }
 
-/// The path that asks the control plane.
+/// Returns the path of the query to the control plane.
 fn question(args: &RequestArgs) -> anyhow::Result<String> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.as_ref().context("--url is missing")?;
@@ -67,7 +67,7 @@ fn question(args: &RequestArgs) -> anyhow::Result<String> {
     Ok(format!("/explain?{}", parts.collect::<Vec<_>>().join("&")))
 }
 
-/// What of the mesh is seen only while it runs.
+/// Runtime state of the mesh.
 struct Seen {
     services: Vec<ServiceStatus>,
     /// The state of the client's sidecar, or the reason why it is unknown.
@@ -89,7 +89,7 @@ impl Sidecar {
 }
 
 impl Seen {
-    /// The answer with what is seen: lines before the verdict, and fields of each endpoint.
+    /// Adds the runtime state to the decision: lines before the verdict, and fields of each endpoint.
     fn told(&self, answer: Explained) -> Explained {
         let Explained { text, mut decision } = answer;
         let mut lines = Vec::new();
@@ -104,16 +104,16 @@ impl Seen {
             let place = (service.as_str(), port.unwrap_or_default());
             for endpoint in backend["endpoints"].as_array_mut().into_iter().flatten() {
                 let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
-                let behind = format!("{workload} behind {service} port {}", place.1);
+                let behind = format!("{workload} of {service} port {}", place.1);
                 let is_ready = self.is_ready(place, &workload);
                 ready += usize::from(is_ready);
                 endpoint["ready"] = is_ready.into();
                 if !is_ready {
-                    lines.push(("left out", format!("{behind}: its sidecar is not ready")));
+                    lines.push(("excluded", format!("{behind}: its sidecar is not ready")));
                 }
                 let removed = self.removed(place, &workload);
                 if let Some(removed) = removed {
-                    lines.push(("removed", format!("{behind}: {}", told_removed(removed))));
+                    lines.push(("ejected", format!("{behind}: {}", told_removed(removed))));
                 }
                 endpoint["removed"] = removed.map_or(Value::Null, |removed| {
                     json!({"cause": removed.cause, "age_s": removed.age_s, "policy": removed.policy})
@@ -121,7 +121,7 @@ impl Seen {
             }
         }
         if was_any && let Err(why) = &self.sidecar {
-            lines.push(("removed", format!("what is removed is not known: {why}")));
+            lines.push(("ejected", format!("unknown: {why}")));
         }
         decision["removed_unknown"] = self.sidecar.as_ref().err().cloned().into();
         let open = self.open_circuits(&decision);
@@ -138,7 +138,7 @@ impl Seen {
             decision["allowed"] = false.into();
             decision["reason"] = reason.label().into();
             decision["outcomes"] = json!([reason.label()]);
-            // A connection has no status.
+            // A TCP connection has no status.
             let is_tcp = decision["request"].is_object() && decision["request"]["method"].is_null();
             let statuses = if is_tcp { vec![0] } else { statuses };
             let status = one_status(&statuses).filter(|status| *status != 0);
@@ -152,7 +152,7 @@ impl Seen {
         Explained { text: with_lines(&text, &lines, verdict.as_deref()), decision }
     }
 
-    /// The open circuits to the called service and to the backends.
+    /// Returns the open circuits of the called service and of the backends.
     fn open_circuits(&self, decision: &Value) -> Vec<&Circuit> {
         let circuits = self.sidecar.iter().flat_map(|sidecar| &sidecar.circuits);
         let is_used = |circuit: &&Circuit| {
@@ -175,8 +175,8 @@ impl Seen {
     }
 }
 
-/// The statuses of the answers when circuits reject every such request: the one of the called service, or those of all backends.
-/// None when they do not.
+/// Returns the response statuses if circuits reject every such request: that of the called service, or those of
+/// all backends. Empty if they do not.
 fn rejecting(open: &[&Circuit], decision: &Value) -> Vec<u16> {
     let status = |place: &Value| {
         let found =
@@ -190,7 +190,7 @@ fn rejecting(open: &[&Circuit], decision: &Value) -> Vec<u16> {
     }
 }
 
-/// True for the circuit of this service and port.
+/// True if the circuit is that of this service and port.
 fn is_at(circuit: &Circuit, place: &Value) -> bool {
     place["service"] == circuit.service.as_str() && place["port"] == circuit.port
 }
@@ -198,15 +198,15 @@ fn is_at(circuit: &Circuit, place: &Value) -> bool {
 fn circuit_text(circuit: &Circuit) -> String {
     let since = short(Duration::from_secs(circuit.age_s));
     let Circuit { service, port, policy, trigger, .. } = circuit;
-    format!("to {service} port {port} is open ({trigger}), since {since}, by the {policy}")
+    format!("{service} port {port}: open for {since} ({trigger}), by the {policy}")
 }
 
 fn told_removed(removed: &Endpoint) -> String {
     let since = short(Duration::from_secs(removed.age_s));
-    format!("for {}, since {since}, by the {}", removed.cause, removed.policy)
+    format!("for {since} ({}), by the {}", removed.cause, removed.policy)
 }
 
-/// The text with lines before its last one, which is another where one is given.
+/// Inserts lines before the last line of the text, which the verdict, if any, replaces.
 fn with_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> String {
     let (before, last) = match text.trim_end().rsplit_once('\n') {
         Some((before, last)) => (format!("{before}\n"), last),
@@ -245,7 +245,7 @@ mod tests {
         let Explained { text, decision } = seen.told(answer());
         expect_test::expect![[r#"
             backend   shop/web
-            left out  shop/web-2 behind shop/web port 80: its sidecar is not ready
+            excluded  shop/web-2 of shop/web port 80: its sidecar is not ready
             verdict   200-range
         "#]]
         .assert_eq(&text);
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(decision["reason"], "no-endpoint");
         let last = text.lines().last().unwrap();
         assert!(last.starts_with("verdict   503 no-endpoint: "), "{text}");
-        assert!(text.contains("removed   what is removed is not known: the sidecar of"), "{text}");
+        assert!(text.contains("ejected   unknown: the sidecar of"), "{text}");
     }
 
     #[test]
@@ -303,11 +303,11 @@ mod tests {
         let (v1, v2) = ("shop/web-v1", "shop/web-v2");
         for (circuits, text, status) in [
             (vec![circuit("shop/web", Some(418))], "418", json!(418)),
-            // The circuit of the called service decides before those of backends.
+            // The circuit of the called service takes precedence over those of backends.
             (vec![circuit(v1, Some(500)), circuit("shop/web", Some(418))], "418", json!(418)),
             (vec![circuit(v1, Some(429)), circuit(v2, Some(429))], "429", json!(429)),
             (vec![circuit(v1, Some(429)), circuit(v2, Some(418))], "429 or 418", json!(null)),
-            // A sidecar of an earlier release.
+            // Sidecars of earlier releases report no status.
             (vec![circuit(v1, None), circuit(v2, None)], "503", json!(503)),
         ] {
             let seen = Seen {

@@ -1,4 +1,5 @@
-//! What tag rules make of a request: the rule, the sets with their shares, who is left and who not.
+//! Effect of tag rules on a request: the decisive rule, the tag sets with their shares, and the excluded
+//! endpoints.
 
 use std::sync::Arc;
 
@@ -6,13 +7,13 @@ use leno_model::{Endpoint, Reason, RuleOrigin, TagRules};
 use leno_traffic::{RequestView, TagOutcome, TagPlan};
 use serde_json::{Value, json};
 
-/// What tag rules make of a request.
+/// The effect of tag rules on a request.
 #[derive(Debug)]
 pub(super) struct DecidedTags {
     rules: TagRules,
-    /// Every way it may go.
+    /// Every possible result.
     outcomes: Vec<TagOutcome>,
-    /// The endpoints that take no such request.
+    /// The endpoints that receive no such request.
     left_out: Vec<Arc<Endpoint>>,
 }
 
@@ -28,23 +29,23 @@ impl DecidedTags {
         decided
     }
 
-    /// Whether an endpoint takes some of such requests.
+    /// True if an endpoint receives some of such requests.
     pub(super) fn leaves(&self, endpoint: &Arc<Endpoint>) -> bool {
         let mut outcomes = self.outcomes.iter();
         outcomes.any(|outcome| outcome.endpoints.iter().any(|left| left.id == endpoint.id))
     }
 
-    /// Whether no request of this kind is taken.
+    /// True if all such requests are rejected.
     pub(super) fn leave_nobody(&self) -> bool {
         self.outcomes.iter().all(|outcome| outcome.set.is_none())
     }
 
-    /// Whether some request of this kind is not taken.
+    /// True if some of such requests are rejected.
     pub(super) fn may_leave_nobody(&self) -> bool {
         self.outcomes.iter().any(|outcome| outcome.set.is_none())
     }
 
-    /// Lines for people, each with its label.
+    /// Returns the lines of the text output, each with its label.
     pub(super) fn told(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![("tag rule", self.rule())];
         for outcome in &self.outcomes {
@@ -54,7 +55,7 @@ impl DecidedTags {
         lines
     }
 
-    /// The same for programs.
+    /// Returns the JSON output.
     pub(super) fn json(&self) -> Value {
         let outcome = |outcome: &TagOutcome| {
             json!({
@@ -73,21 +74,21 @@ impl DecidedTags {
         })
     }
 
-    /// The rule that decides, and how many before it do not fit.
+    /// Describes the rule that decides, with the number of rules before it that do not match.
     fn rule(&self) -> String {
         let decides = self.outcomes.first().and_then(|outcome| outcome.rule);
         match decides.and_then(|place| Some((place, self.rules.rules.get(place)?))) {
             Some((before, rule)) => {
                 let before = match before {
                     0 => String::new(),
-                    1 => ", after one that does not fit".to_owned(),
-                    several => format!(", after {several} that do not fit"),
+                    1 => ", after 1 that does not match".to_owned(),
+                    several => format!(", after {several} that do not match"),
                 };
                 format!("{} (precedence {}){before}", told_origin(&rule.origin), rule.precedence)
             }
             None => match self.rules.rules.len() {
-                0 => "none looks at requests".to_owned(),
-                several => format!("none of {several} fits"),
+                0 => "no rules that match requests".to_owned(),
+                several => format!("none of {several} matches"),
             },
         }
     }
@@ -97,13 +98,13 @@ impl DecidedTags {
         let share = share.trim_end_matches('0').trim_end_matches('.');
         let Some(set) = &outcome.set else {
             let reason = Reason::NoTaggedEndpoint;
-            return format!("{share} %: nobody is left: {} {}", reason.status(), reason.label());
+            return format!("{share} %: no endpoint: {} {}", reason.status(), reason.label());
         };
         let narrowed = match self.narrowed_by(outcome) {
-            Some(rule) => format!(", of these as {rule} prefers"),
+            Some(rule) => format!(", narrowed by {rule}"),
             None => String::new(),
         };
-        let others = if outcome.yields { "; others while none of these is well" } else { "" };
+        let others = if outcome.yields { "; others if none of these is healthy" } else { "" };
         format!("{share} %: {set}{narrowed}: {}{others}", names(&outcome.endpoints).join(", "))
     }
 
@@ -113,13 +114,13 @@ impl DecidedTags {
     }
 }
 
-/// An endpoint that is left out, with what it has instead.
+/// Describes an excluded endpoint, with its tags.
 fn told_left_out(endpoint: &Endpoint) -> String {
     let tags = endpoint.tags.iter().map(|(name, value)| format!("{name}={value}"));
     let tags: Vec<String> = tags.collect();
     match tags.is_empty() {
-        true => format!("{} is left out: it has none of the tags", endpoint.id.workload),
-        false => format!("{} is left out: it has {}", endpoint.id.workload, tags.join(", ")),
+        true => format!("{} is excluded: it has no tags", endpoint.id.workload),
+        false => format!("{} is excluded: it has {}", endpoint.id.workload, tags.join(", ")),
     }
 }
 

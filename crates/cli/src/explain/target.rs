@@ -1,58 +1,60 @@
-//! What a request asks for, read from a URL as an HTTP client would send it.
+//! Target of a request, parsed from a URL as an HTTP client would send it.
 
 use hyper::Uri;
 
-/// What a request asks for.
+/// The target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     /// The host, without the port.
     pub(crate) host: String,
-    /// The port, 80 when the URL has none.
+    /// The port; 80 if the URL has none.
     pub(crate) port: u16,
-    /// Host and port, as `Host` would have them.
+    /// The host and port, as in the `Host` header.
     pub(crate) authority: String,
     /// The path, without the query.
     pub(crate) path: String,
-    /// What follows the first `?`.
+    /// The query, after the first `?`.
     pub(crate) query: Option<String>,
     /// True for a TCP connection, which has no path.
     pub(crate) is_tcp: bool,
 }
 
 impl Target {
-    /// Reads `http://host[:port][/path][?query]`, or `tcp://host:port`.
+    /// Parses `http://host[:port][/path][?query]`, or `tcp://host:port`.
     ///
     /// # Errors
-    /// A sentence for the command line.
+    /// A message for the command line.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
-        // A client never sends the fragment.
+        // Clients do not send the fragment.
         let url = url.split_once('#').map_or(url, |(url, _)| url);
         let refused =
             |why: &str| format!("{why}: use a URL such as http://orders.shop:8080/orders");
         if url.len() > URL_BYTES_MAX {
-            return Err(refused("it is longer than any sidecar accepts"));
+            return Err(refused("it is longer than sidecars accept"));
         }
         let uri: Uri = url.parse().map_err(|_| refused("it is not a URL"))?;
         match uri.scheme_str() {
             Some("http" | "tcp") => {}
             Some("https") => {
-                return Err("the request inside TLS is the application's own secret; sidecars \
-                            route what is http:// and do the encryption themselves"
-                    .to_owned());
+                return Err(
+                    "sidecars cannot read a request inside the TLS of an application: use \
+                            http://, and the sidecars encrypt it"
+                        .to_owned(),
+                );
             }
             _ => return Err(refused("it does not begin with http://")),
         }
         let is_tcp = uri.scheme_str() == Some("tcp");
         let authority = uri.authority().ok_or_else(|| refused("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(refused("it holds a user name"));
+            return Err(refused("it contains a user name"));
         }
         if authority.host().is_empty() {
             return Err(refused("it has no host"));
         }
         let port = match authority.port() {
             Some(port) => match port.as_u16() {
-                0 => return Err(refused("port 0 is none")),
+                0 => return Err(refused("the port is 0")),
                 port => port,
             },
             None if authority.as_str().ends_with(':') => return Err(refused("the port is empty")),
@@ -75,7 +77,7 @@ impl Target {
         })
     }
 
-    /// The URL that was read, without a fragment.
+    /// Returns the parsed URL, without a fragment.
     pub(super) fn url(&self) -> String {
         let Self { authority, path, query, is_tcp, .. } = self;
         match (is_tcp, query) {
@@ -86,24 +88,25 @@ impl Target {
     }
 }
 
-/// Reads a method.
+/// Parses a method.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(super) fn parse_method(text: &str) -> Result<String, String> {
     match text.parse::<hyper::Method>() {
         Ok(hyper::Method::CONNECT) => {
-            Err("CONNECT opens a tunnel, in which no rule sees a request".to_owned())
+            Err("CONNECT is not supported: rules do not apply to requests inside a tunnel"
+                .to_owned())
         }
         Ok(method) => Ok(method.to_string()),
         Err(_) => Err("use a method such as GET or POST".to_owned()),
     }
 }
 
-/// Reads `name: value`.
+/// Parses `name: value`.
 ///
 /// # Errors
-/// A sentence for the command line.
+/// A message for the command line.
 pub(super) fn parse_header(text: &str) -> Result<(String, String), String> {
     let refused = || "use `name: value`, for example 'x-user: jason'".to_owned();
     let (name, value) = text.split_once(':').ok_or_else(refused)?;
@@ -113,10 +116,10 @@ pub(super) fn parse_header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_string(), value.to_owned()))
 }
 
-const TCP: &str = "write a connection as tcp://HOST:PORT, such as tcp://redis.shop:6379";
+const TCP: &str = "use tcp://HOST:PORT for a TCP connection, such as tcp://redis.shop:6379";
 /// RFC 9110 §4.2.1.
 const HTTP_PORT: u16 = 80;
-/// What the head of a request may have as a whole.
+/// The maximum length of a URL, below the size limit of a request head.
 const URL_BYTES_MAX: usize = 64 * 1024 - 1;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How a decision is told: to people line by line, to programs as JSON.
+//! Rendering of a decision as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ use super::rivals::Rival;
 use super::tags::DecidedTags;
 use super::unapplied::Unapplied;
 
-/// The decision for people; the last line is the verdict.
+/// Returns the text output; the last line is the verdict.
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: &str| {
@@ -36,18 +36,18 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         }
         None if decision.protocol.is_some() && decision.refused.is_none() => {
             let why = match decision.rivals.is_empty() {
-                true => "none is attached",
-                false => "no split is about it",
+                true => "none",
+                false => "no split matches",
             };
-            line("route", &format!("{why}: to the service's own endpoints"));
+            line("route", &format!("{why}: the service's own endpoints"));
         }
         None => {}
     }
     for rival in decision.rivals.iter().take(RIVALS_SHOWN_MAX) {
-        line("passed by", &told_rival(rival));
+        line("skipped", &told_rival(rival));
     }
     if let Some(more @ 1..) = decision.rivals.len().checked_sub(RIVALS_SHOWN_MAX) {
-        line("passed by", &format!("{more} more matches"));
+        line("skipped", &format!("{more} more matches"));
     }
     if let Some(sent) = &decision.sent {
         line("sent as", &request_text(sent));
@@ -56,12 +56,12 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         line("redirect", &format!("{} to {}", redirection.status, redirection.location));
     }
     if let Some(kept) = &decision.kept {
-        line("keeps to", &format!("{} behind {}, as it shows", kept.workload, kept.service));
+        line("session", &format!("{} of {}, by session persistence", kept.workload, kept.service));
     }
     if let Some(retry) = &decision.retry {
         line("retry", &format!("Retry {}: {}", retry.policy, told_retry(&retry.rule)));
         if let Some(limit) = retry.answer_timeout {
-            line("", &format!("at most {limit:?} for one attempt until its answer begins"));
+            line("", &format!("timeout of {limit:?} per attempt, until the response begins"));
         }
     }
     for unapplied in &decision.unapplied {
@@ -74,7 +74,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     text
 }
 
-/// Method and URL, or the URL of a connection.
+/// Returns the method and URL, or the URL of a TCP connection.
 fn request_text(question: &Question) -> String {
     match question.target.is_tcp {
         true => question.target.url(),
@@ -82,7 +82,7 @@ fn request_text(question: &Question) -> String {
     }
 }
 
-/// The called service, or the host outside the mesh.
+/// Adds the called service, or the host outside the mesh.
 fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&str, &str)) {
     let target = &question.target;
     if let Some(outside) = &decision.outside {
@@ -92,15 +92,15 @@ fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&
         (Some(service), Some(protocol)) => {
             line("service", &format!("{service} port {} ({protocol})", target.port));
             if is_opaque(protocol) {
-                line("", "its bytes are carried without a look at requests: TCP rules decide");
+                line("", "opaque: requests are not parsed, and only TCP rules apply");
             }
         }
         (Some(service), None) => line("service", &format!("{service} port {}", target.port)),
-        (None, _) => line("service", &format!("`{}` is no name of a service", target.host)),
+        (None, _) => line("service", &format!("`{}` is not the name of a service", target.host)),
     }
 }
 
-/// A backend, with what policies and endpoints say.
+/// Adds a backend with its policies and endpoints.
 fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl FnMut(&str, &str)) {
     line("backend", &describe_backend(backend, question));
     for treated in &backend.treated {
@@ -123,7 +123,7 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
     }
 }
 
-/// The decision for programs.
+/// Returns the JSON output.
 pub(super) fn json(decision: &Decision, question: &Question) -> Value {
     let outcomes = decision.outcomes();
     let allowed = outcomes == [None] && !decision.is_elsewhere();
@@ -194,10 +194,10 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
 
 fn verdict(decision: &Decision, question: &Question) -> String {
     if let Some(redirection) = &decision.redirection {
-        return format!("{}: the client is sent elsewhere by its own sidecar", redirection.status);
+        return format!("{}: the client's sidecar sends a redirect", redirection.status);
     }
     if decision.is_preflight {
-        return "200: a browser's question, answered by the client's own sidecar".to_owned();
+        return "200: CORS preflight, answered by the client's sidecar".to_owned();
     }
     if let Some(outside) = &decision.outside {
         return outside.verdict(question);
@@ -207,7 +207,7 @@ fn verdict(decision: &Decision, question: &Question) -> String {
         [None] if question.target.is_tcp => {
             "allowed: the connection reaches the application".to_owned()
         }
-        [None] => "200-range: allowed; the application answers".to_owned(),
+        [None] => "200-range: allowed; the application responds".to_owned(),
         [Some(reason)] => {
             let status = statuses_text(&question.statuses(decision.statuses(*reason)));
             let remedy = remedy(decision, question, *reason);
@@ -215,9 +215,9 @@ fn verdict(decision: &Decision, question: &Question) -> String {
             format!("{status} {}: {caption} {remedy}", reason.label())
         }
         [] if question.target.is_tcp => {
-            "reset no-endpoint: nothing is behind the service.".to_owned()
+            "reset no-endpoint: the service has no endpoint.".to_owned()
         }
-        [] => "503 no-endpoint: nothing is behind the service.".to_owned(),
+        [] => "503 no-endpoint: the service has no endpoint.".to_owned(),
         [None, Some(Reason::TokenInvalid)] => {
             "it depends on the token (allowed, token-invalid): the endpoint's sidecar verifies it"
                 .to_owned()
@@ -230,13 +230,13 @@ fn verdict(decision: &Decision, question: &Question) -> String {
     }
 }
 
-/// The status of each answer; `None` when they differ.
+/// Returns the status common to all answers; `None` if they differ.
 pub(super) fn one_status(statuses: &[u16]) -> Option<u16> {
     let first = *statuses.first()?;
     statuses.iter().all(|status| *status == first).then_some(first)
 }
 
-/// The statuses of answers, each once; 0 is a reset.
+/// Joins the distinct statuses of answers; 0 is a reset.
 pub(super) fn statuses_text(statuses: &[u16]) -> String {
     let mut told: Vec<String> = Vec::new();
     for status in statuses {
@@ -248,7 +248,7 @@ pub(super) fn statuses_text(statuses: &[u16]) -> String {
     told.join(" or ")
 }
 
-/// The meaning of the reason for this request, where more is known than the reason says.
+/// Returns the meaning of the reason, more specific if the missing service or port is known.
 fn caption(decision: &Decision, question: &Question, reason: Reason) -> String {
     match (&decision.missing, &decision.service) {
         (Some(Missing::Service(_)), Some(service)) => format!("There is no Service {service}."),
@@ -259,7 +259,7 @@ fn caption(decision: &Decision, question: &Question, reason: Reason) -> String {
     }
 }
 
-/// What to change, in the words of the manifests at hand.
+/// Returns the hint, with names from the configuration.
 fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
     match &decision.missing {
         Some(Missing::Port(ports)) if !ports.is_empty() => {
@@ -291,7 +291,7 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
             format!("Add {source} to spec.sources of the {} {policy}.", policy.kind())
         }
         (Reason::DeniedByPolicy, Some(policy), ..) => {
-            format!("Change the {} {policy}, or call as somebody else.", policy.kind())
+            format!("Change the {} {policy}, or use another service account.", policy.kind())
         }
         (Reason::Denied, None, Some(destination), _) => format!(
             "Add a TrafficTarget with the destination {destination} and {source} among its sources."
@@ -301,8 +301,8 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
             question.method, question.target.path
         ),
         (Reason::DeniedOutbound, _, _, Some(service)) => format!(
-            "Add {source} to spec.sources of a TrafficTarget whose destination is the account of \
-             the workloads behind {service}."
+            "Add {source} to spec.sources of a TrafficTarget with the account of the workloads \
+             of {service} as its destination."
         ),
         _ => reason.remedy().to_owned(),
     }
@@ -313,12 +313,12 @@ fn told_route(route: &DecidedRoute) -> String {
     let fits = rule.matches.get(route.fits).map(told_match);
     let timeout = rule
         .request_timeout
-        .map_or(String::new(), |timeout| format!(", at most {timeout:?} for the whole exchange"));
+        .map_or(String::new(), |timeout| format!(", request timeout {timeout:?}"));
     let place = told_place(rule.kind, route.index, route.fits);
     format!("{} {}: {place}({}){timeout}", rule.kind.as_str(), rule.route, fits.unwrap_or_default())
 }
 
-/// The place of a match in its route; the requests of a split are described elsewhere.
+/// Returns the position of a match in its route; empty for kinds without numbered rules.
 fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
     match kind {
         RouteKind::Http | RouteKind::Grpc => format!("rules[{rule}].matches[{index}] "),
@@ -326,7 +326,7 @@ fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
     }
 }
 
-/// What a rule and its backends do to requests and answers, a line each.
+/// Describes the effects of a rule and its backends on requests and responses, a line each.
 fn told_rule(rule: &RouteRule) -> Vec<String> {
     let mut lines = told_actions(&rule.actions);
     for backend in &rule.backends {
@@ -341,7 +341,7 @@ fn told_rule(rule: &RouteRule) -> Vec<String> {
     lines
 }
 
-/// What a rule does beside choosing a backend, a line each.
+/// Describes the actions of a rule except the choice of a backend, a line each.
 fn told_actions(actions: &RuleActions) -> Vec<String> {
     let mut lines = told_headers("request", &actions.request_headers);
     lines.extend(told_headers("response", &actions.response_headers));
@@ -351,15 +351,15 @@ fn told_actions(actions: &RuleActions) -> Vec<String> {
     }
     lines.extend(actions.mirrors.iter().map(|mirror| {
         let percent = f64::from(mirror.weight) / 1e4;
-        format!("send a copy of {percent} % to {} port {}", mirror.service, mirror.port)
+        format!("mirror {percent} % of requests to {} port {}", mirror.service, mirror.port)
     }));
     if let Some(cors) = &actions.cors {
         let origins: Vec<&str> = cors.origins.iter().map(OriginPattern::as_str).collect();
-        lines.push(format!("let pages of the origins {} use it", origins.join(", ")));
+        lines.push(format!("allow CORS requests of the origins {}", origins.join(", ")));
     }
     lines.extend(actions.persistence.as_ref().map(told_persistence));
     if let Some(limit) = actions.attempt_timeout {
-        lines.push(format!("at most {limit:?} for one attempt"));
+        lines.push(format!("timeout of {limit:?} per attempt"));
     }
     if let Some(retry) = &actions.retry {
         lines.push(told_retry(retry));
@@ -371,7 +371,7 @@ fn told_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
     let host = rewrite.hostname.as_ref().map(|name| format!("rewrite the host to {name}"));
     let path = rewrite.path.as_ref().map(|path| match path {
         PathEdit::Full(path) => format!("rewrite the path to {path}"),
-        PathEdit::Prefix(path) => format!("replace the matched prefix of the path by {path:?}"),
+        PathEdit::Prefix(path) => format!("replace the matched prefix of the path with {path:?}"),
     });
     host.into_iter().chain(path)
 }
@@ -382,38 +382,41 @@ fn told_persistence(persistence: &Persistence) -> String {
         Carries::Header => "header",
     };
     let mut told = match &persistence.name {
-        Some(name) => format!("keep a client at its endpoint by the {carrier} {name}"),
-        None => format!("keep a client at its endpoint by a {carrier}"),
+        Some(name) => format!("persist sessions with the {carrier} {name}"),
+        None => format!("persist sessions with a {carrier}"),
     };
     if let Some(path) = &persistence.path {
         told.push_str(&format!(" for paths below {path}"));
     }
     if let Some(most) = persistence.absolute {
-        told.push_str(&format!(", for {most:?}"));
+        told.push_str(&format!(", for at most {most:?}"));
     }
     if let Some(most) = persistence.idle {
-        told.push_str(&format!(", until {most:?} after its last answer"));
+        told.push_str(&format!(", until {most:?} after the last response"));
     }
     told
 }
 
 fn told_retry(retry: &RetryRule) -> String {
     if retry.attempts == 0 {
-        return "never sent once more".to_owned();
+        return "no retries".to_owned();
     }
     let answers = match retry.codes.is_empty() {
-        true => "failures without an answer".to_owned(),
-        false => format!("failures and answers {}", told_codes(&retry.codes)),
+        true => "failures without a response".to_owned(),
+        false => format!("failures and responses {}", told_codes(&retry.codes)),
     };
-    let times =
-        if retry.attempts == 1 { "once".to_owned() } else { format!("{} times", retry.attempts) };
+    let times = if retry.attempts == 1 {
+        "1 retry".to_owned()
+    } else {
+        format!("{} retries", retry.attempts)
+    };
     format!(
-        "after {answers} sent again up to {times}, {:?} apart and more, within the budget",
+        "up to {times} after {answers}, back-off from {:?}, within the retry budget",
         retry.backoff
     )
 }
 
-/// Statuses in order, those that follow one another as a range.
+/// Joins statuses in order, with consecutive ones as a range.
 fn told_codes(codes: &[u16]) -> String {
     let ranges = codes.chunk_by(|one, next| one + 1 == *next);
     let told = ranges.filter_map(|range| match (range.first()?, range.last()?) {
@@ -478,7 +481,7 @@ fn describe_backend(backend: &DecidedBackend, question: &Question) -> String {
 fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
-        EndpointAccess::Permissive => "lets every member of the mesh in".to_owned(),
+        EndpointAccess::Permissive => "allowed for every member of the mesh".to_owned(),
         EndpointAccess::Allowed(ruling) => format!("allowed by the {} {ruling}", ruling.kind()),
         EndpointAccess::Denied(reason, ruling) => {
             let ruling = told_ruling(*reason, ruling.as_ref());
@@ -486,7 +489,7 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
             format!("{status} {}{ruling}", reason.label())
         }
         EndpointAccess::Audited(reason, ruling) => format!(
-            "let in by audit mode; in strict mode {} {}{}",
+            "allowed by audit mode; in strict mode {} {}{}",
             reason.status(),
             reason.label(),
             told_ruling(*reason, ruling.as_ref())
@@ -498,12 +501,12 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
     }
 }
 
-/// The policy behind a denial, in brackets.
+/// Returns the policy behind a rejection, in parentheses.
 fn told_ruling(reason: Reason, ruling: Option<&Ruling>) -> String {
     let does = match reason {
         Reason::DeniedByPolicy => "denies it",
         Reason::TokenMissing => "requires a token",
-        _ => "allows it to others",
+        _ => "does not allow it",
     };
     let told = |ruling: &Ruling| format!(" (the {} {ruling} {does})", ruling.kind());
     ruling.map(told).unwrap_or_default()
@@ -571,5 +574,5 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
     })
 }
 
-/// How many of the matches that did not decide are told to people.
+/// The maximum number of undecisive matches in the text output.
 const RIVALS_SHOWN_MAX: usize = 10;

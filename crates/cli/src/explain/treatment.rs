@@ -1,4 +1,4 @@
-//! What policies say about the requests to a port, in a sentence each.
+//! Descriptions of the policies that apply to requests to a port, a sentence each.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use leno_traffic::treatment::{PortBreaker, PortTreatment};
 
 use crate::figures::counted;
 
-/// A policy and what it does.
+/// A policy and its effect.
 #[derive(Debug)]
 pub(super) struct Treated {
     pub(super) policy: ServicePolicyName,
     pub(super) told: String,
 }
 
-/// The policies of one way to a port that concern every request, or every connection in which no request is seen
+/// Describes the policies of a port that apply to every request, or to every connection if the port is opaque
 /// (`is_opaque`).
 pub(super) fn treated(treatment: &PortTreatment, is_opaque: bool) -> Vec<Treated> {
     let acts = |removal: &&Arc<Removal>| !is_opaque || removal.acts_on_connections();
@@ -40,7 +40,7 @@ pub(super) fn treated(treatment: &PortTreatment, is_opaque: bool) -> Vec<Treated
         Some(Treated { policy: breaker.breaker.policy.clone(), told })
     };
     let called = treatment.called.iter().filter_map(breaks).map(|it| Treated {
-        told: format!("over all backends of the called service, {}", it.told),
+        told: format!("across all backends of the called service, {}", it.told),
         ..it
     });
     let breaker = treatment.breaker.iter().filter_map(breaks);
@@ -56,14 +56,14 @@ pub(super) fn treated(treatment: &PortTreatment, is_opaque: bool) -> Vec<Treated
     removal.chain(called).chain(breaker).chain(balancing).chain(hedging).collect()
 }
 
-/// The rule of a fault injection that decides a request.
+/// Describes the fault injection rule that applies to a request.
 pub(super) fn injected(policy: &ServicePolicyName, rule: &FaultRule) -> Treated {
     let share = |ppm: u32| format!("{} % of such requests", f64::from(ppm) / 1e4);
     let delay =
-        rule.delay.map(|delay| format!("makes {} wait {:?}", share(delay.share_ppm), delay.time));
+        rule.delay.map(|delay| format!("delays {} by {:?}", share(delay.share_ppm), delay.time));
     let abort = rule.abort.as_ref().map(|abort| {
         let status = abort.answer.status.unwrap_or(Reason::FaultInjected.status());
-        format!("answers {} with {status}", share(abort.share_ppm))
+        format!("aborts {} with {status}", share(abort.share_ppm))
     });
     let told: Vec<String> = delay.into_iter().chain(abort).collect();
     Treated { policy: policy.clone(), told: format!("{} {}", rule.name, told.join(" and ")) }
@@ -74,109 +74,110 @@ fn second_attempt(rule: &HedgeRule) -> String {
         [] => "an idempotent method".to_owned(),
         methods => format!("the method {}", methods.join(" or ")),
     };
-    format!("sends requests with {which} to a second endpoint after {:?}", rule.after)
+    format!("hedges requests with {which} to a second endpoint after {:?}", rule.after)
 }
 
 fn choosing(rule: &LoadBalancing) -> String {
     let key = |key: &HashKey| match key {
         HashKey::Header(name) => format!("the header {name}"),
         HashKey::Cookie(name) => format!("the cookie {name}"),
-        HashKey::Source => "the workload that calls".to_owned(),
+        HashKey::Source => "the client workload".to_owned(),
     };
     let how = match &rule.algorithm {
         BalanceAlgorithm::PeakEwma { choices } => {
             format!(
-                "takes the endpoint that is soonest done, by its answers and the requests under \
-                 way, of {choices} that are drawn"
+                "picks the endpoint with the least load, by latency (peak EWMA) and requests in \
+                 flight, of {choices} chosen at random"
             )
         }
         BalanceAlgorithm::LeastRequest { choices } => {
             format!(
-                "takes the endpoint with the fewest requests under way of {choices} that are drawn"
+                "picks the endpoint with the fewest requests in flight of {choices} chosen at random"
             )
         }
-        BalanceAlgorithm::RoundRobin => "takes one endpoint after the other".to_owned(),
-        BalanceAlgorithm::Random => "takes any endpoint".to_owned(),
+        BalanceAlgorithm::RoundRobin => "picks endpoints in turn".to_owned(),
+        BalanceAlgorithm::Random => "picks a random endpoint".to_owned(),
         BalanceAlgorithm::RingHash(hashed) => {
-            format!("takes the endpoint that is next on a ring after {}", key(hashed))
+            format!("picks the endpoint by a ring hash of {}", key(hashed))
         }
         BalanceAlgorithm::Maglev(hashed) => {
-            format!("takes the endpoint that {} has in a table", key(hashed))
+            format!("picks the endpoint by a Maglev hash of {}", key(hashed))
         }
     };
     match rule.warm_up {
         None => how,
         Some(warm) => {
             format!(
-                "{how}; one that is new begins with {} %, for {:?}",
+                "{how}; slow start of new endpoints from {} %, over {:?}",
                 warm.percent_min, warm.time
             )
         }
     }
 }
 
-/// A rule of a rate limit.
+/// Describes a rule of a rate limit.
 pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
     let whose = match &rule.each {
-        Each::Nothing => "of all together".to_owned(),
-        Each::Client { .. } => "of each client".to_owned(),
-        Each::Header { name, .. } => format!("of each value of {name}"),
+        Each::Nothing => "in total".to_owned(),
+        Each::Client { .. } => "per client".to_owned(),
+        Each::Header { name, .. } => format!("per value of {name}"),
     };
     let status = rule.answer.status.unwrap_or(Reason::RateLimited.status());
     let told = format!(
-        "{} lets in {} {whose}; the rest is answered {status}",
+        "{} allows {} {whose}; the rest receives {status}",
         rule.name,
         rate(rule.rate, "request")
     );
     Treated { policy: policy.clone(), told }
 }
 
-/// The same for opaque connections.
+/// Describes a rate limit of opaque connections.
 pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
-    let told = format!("lets in {} of all together", rate(limit, "connection"));
+    let told = format!("allows {} in total", rate(limit, "connection"));
     Treated { policy: policy.clone(), told }
 }
 
-/// How many requests may be under way at once.
+/// Describes a concurrency limit.
 pub(super) fn bounded(policy: &ServicePolicyName, rule: &Concurrency) -> Treated {
     let Concurrency { requests, adaptive, answer } = rule;
     let status = answer.status.unwrap_or(Reason::Overloaded.status());
     let fewer = adaptive.map(|adaptive| {
         format!(
-            ", and fewer, to {}, while answers take {} % longer than they can",
+            ", down to {} while latency is {} % above that of an idle application",
             adaptive.least, adaptive.slower_percent
         )
     });
     let fewer = fewer.unwrap_or_default();
     let told = format!(
-        "gives the application {} at once at most{fewer}; the rest is answered {status}",
+        "allows at most {} in flight{fewer}; the rest receives {status}",
         counted(*requests, "request")
     );
     Treated { policy: policy.clone(), told }
 }
 
-/// Which tokens a request may, or must, show.
+/// Describes the tokens that a request may or must have.
 pub(super) fn validated(rule: &CompiledJwtValidation, is_required: bool) -> Treated {
     let issuers: Vec<&str> = rule.rule.issuers.iter().map(|it| it.issuer.as_str()).collect();
-    let must = if is_required { "must" } else { "may" };
-    let told = format!("it {must} show a token of {}", issuers.join(" or "));
+    let must = if is_required { "requires" } else { "accepts" };
+    let told = format!("{must} a token of {}", issuers.join(" or "));
     Treated { policy: rule.policy.clone(), told }
 }
 
-/// An authorization service that is asked.
+/// Describes an external authorization check.
 pub(super) fn asked(rule: &CompiledAuthorization) -> Treated {
     let decider = &rule.rule.decider;
     let shown = rule.rule.body.map(shown).unwrap_or_default();
-    let told = format!("asks {} whether it may come in{shown}; {}", decider.at, otherwise(decider));
+    let told =
+        format!("queries the authorization service {}{shown}; {}", decider.at, otherwise(decider));
     Treated { policy: rule.policy.clone(), told }
 }
 
-/// A rate limit service that is asked.
+/// Describes a check with a rate limit service.
 pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
     let GlobalLimit { decider, domain, .. } = &rule.rule;
     let status = rule.rule.answer.status.unwrap_or(Reason::RateLimited.status());
     let told = format!(
-        "asks {} whether there is room for it in the domain {domain:?}, and answers {status} if not; {}",
+        "queries the rate limit service {} for the domain {domain:?}, and responds with {status} over the limit; {}",
         decider.at,
         otherwise(decider)
     );
@@ -185,22 +186,22 @@ pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
 
 fn shown(body: ShownBody) -> String {
     let longer = match body.longer {
-        LongerBody::Begun => "of longer ones the beginning",
-        LongerBody::Refused => "longer ones are refused",
+        LongerBody::Begun => "longer ones are truncated",
+        LongerBody::Refused => "longer ones are rejected",
     };
     format!(", with bodies of up to {} bytes ({longer})", body.bytes_max)
 }
 
 fn otherwise(decider: &Decider) -> String {
     let then = match decider.unanswered {
-        Unanswered::Allow => "let in",
+        Unanswered::Allow => "allowed",
         Unanswered::Deny => "denied",
     };
-    format!("without an answer in {:?} it is {then}", decider.timeout)
+    format!("if it does not respond in {:?}, the request is {then}", decider.timeout)
 }
 
 fn rate(rate: Rate, noun: &str) -> String {
-    format!("{} in {:?}, {} at once,", counted(rate.count, noun), rate.time, rate.size)
+    format!("{} per {:?} (burst {})", counted(rate.count, noun), rate.time, rate.size)
 }
 
 fn native(rule: &OutlierRemoval) -> String {
@@ -216,7 +217,7 @@ fn native(rule: &OutlierRemoval) -> String {
     let when: Vec<String> = rate.into_iter().chain(row).collect();
     let check = rule.health_check.as_deref().map(checking).unwrap_or_default();
     format!(
-        "removes an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are out, at least {}",
+        "ejects an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are ejected, at least {}",
         when.join(" or "),
         classes(&rule.failures),
         rule.back_off.base,
@@ -237,7 +238,7 @@ fn checking(check: &HealthCheck) -> String {
         HealthProbe::Grpc { service } => format!("the gRPC health of {service}"),
     };
     format!(
-        ", and when {} of its health checks in a row failed ({asked} every {:?}, within {:?}), until {} in a row succeeded",
+        ", and when {} of its health checks in a row failed ({asked} every {:?}, timeout {:?}), until {} in a row succeeded",
         check.failures, check.interval, check.timeout, check.successes
     )
 }
@@ -253,10 +254,10 @@ fn breaking(rule: &CircuitBreaker) -> String {
         .into_iter()
         .filter_map(|(most, noun, state)| Some(format!("{}{state}", counted(most?, noun))));
     let limits: Vec<String> = limits.collect();
-    let limits = (!limits.is_empty())
-        .then(|| format!("lets no more be under way than {}", limits.join(", ")));
-    let patience = rule.connect_timeout.map(|time| format!("connects within {time:?}"));
-    let answer = rule.answer.status.map(|status| format!("answers {status} meanwhile"));
+    let limits =
+        (!limits.is_empty()).then(|| format!("limits concurrency to {}", limits.join(", ")));
+    let patience = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
+    let answer = rule.answer.status.map(|status| format!("responds with {status} while open"));
     let said = limits.into_iter().chain(patience).chain(rule.trip.as_ref().map(tripping));
     said.chain(answer).collect::<Vec<_>>().join("; ")
 }
@@ -282,7 +283,7 @@ fn tripping(trip: &Trip) -> String {
         when.extend(many(slow.too_many, &format!("took {:?} or longer", slow.from)));
     }
     format!(
-        "sends nothing for {:?} when {} ({})",
+        "opens the circuit for {:?} when {} ({})",
         trip.open_for,
         when.join(" or "),
         classes(&trip.failures)
@@ -292,8 +293,8 @@ fn tripping(trip: &Trip) -> String {
 fn sermant(rule: &SermantRemoval) -> String {
     let share = |ppm: u32| f64::from(ppm) / 1e6;
     format!(
-        "removes an instance as Sermant does, from an error rate of {} ({}) in {} of {:?}, \
-         for {:?}; at most a share of {} is out, at least {}",
+        "ejects an instance, as Sermant does, at an error rate of {} ({}) in {} of {:?}, \
+         for {:?}; at most a share of {} is ejected, at least {}",
         share(rule.rule.error_rate_ppm),
         classes(&rule.common.failures),
         counted(rule.common.windows, "window"),
@@ -316,7 +317,7 @@ fn classes(classes: &FailureClasses) -> String {
     let grpc = classes.grpc.iter().map(|code| format!("gRPC status {code}"));
     let all: Vec<String> = words.chain(grpc).collect();
     match all.is_empty() {
-        true => "no failure counts".to_owned(),
+        true => "no failures count".to_owned(),
         false => all.join(", "),
     }
 }

@@ -1,4 +1,4 @@
-//! Policies that seem to apply to a request, and do not.
+//! Policies attached to a service of the request that do not apply to it.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub(super) struct Unapplied {
     pub(super) why: String,
 }
 
-/// The policies that are attached to the called service or to a backend and do not apply to the
+/// Returns the policies that are attached to the called service or to a backend and do not apply to the
 /// request.
 pub(super) fn unapplied(
     objects: &[Object],
@@ -43,7 +43,8 @@ pub(super) fn unapplied(
     found
 }
 
-/// The policies of the called service, for a request that reaches no backend: the client's sidecar answers.
+/// Returns the policies of the called service, for a request that the client's sidecar answers without
+/// forwarding it.
 pub(super) fn unforwarded(objects: &[Object], decision: &Decision, port: u16) -> Vec<Unapplied> {
     let Some(called) = &decision.service else { return Vec::new() };
     let why = match (&decision.route, decision.refused) {
@@ -78,7 +79,7 @@ pub(super) fn unforwarded(objects: &[Object], decision: &Decision, port: u16) ->
     names.map(|policy| Unapplied { policy, why: why.clone() }).collect()
 }
 
-/// The reason for policies that decide by request not to apply.
+/// Returns why per-request policies do not apply to a TCP port.
 fn no_requests((service, port): (&ServiceName, u16)) -> String {
     format!("port {port} of {service} carries TCP, in which no request is seen")
 }
@@ -91,7 +92,7 @@ fn service_policies(objects: &[Object]) -> Vec<&ServicePolicy> {
     policies.collect()
 }
 
-/// The effects of an object with rules about tags, or lanes, for a port of a service, or for all of its ports.
+/// Returns the effects of an object's tag rules or lanes on a port of a service, or on all of its ports.
 fn tag_effects(object: &Object, (service, port): (&ServiceName, u16)) -> TagEffects {
     let names = |scope: &TagScope| match scope {
         TagScope::Service(name, only) => name == service && only.is_none_or(|it| it == port),
@@ -110,7 +111,7 @@ fn tag_effects(object: &Object, (service, port): (&ServiceName, u16)) -> TagEffe
     }
 }
 
-/// The objects around a request that goes to one backend.
+/// The configuration and the decision for a request to one backend.
 struct View<'a> {
     objects: &'a [Object],
     policies: &'a [&'a ServicePolicy],
@@ -120,7 +121,7 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// True when a sidecar of an endpoint rejects the traffic because of the policy.
+    /// True if an endpoint's sidecar rejects the traffic because of the policy.
     fn rejects(&self, policy: &ServicePolicyName) -> bool {
         let name = policy.to_string();
         self.backend.endpoints.iter().any(|endpoint| match &endpoint.access {
@@ -131,7 +132,8 @@ impl View<'_> {
         })
     }
 
-    /// The reason for a policy of this client's sidecar that decides at its service and does not apply.
+    /// Returns why a policy enforced by the client's sidecar does not apply, although no other policy overrides
+    /// it.
     fn not_outbound(&self) -> String {
         let DecidedBackend { service, port, ungranted, refused, .. } = self.backend;
         let is_there =
@@ -141,7 +143,7 @@ impl View<'_> {
         } else if *ungranted {
             format!("no request is sent to {service}: no ReferenceGrant permits it")
         } else if *refused != Some(Reason::InvalidBackend) {
-            "no rule of it matches this request".to_owned()
+            "no rule of the policy matches the request".to_owned()
         } else if self.objects.iter().any(is_there) {
             format!("no request is sent to {service}: it has no port {port}")
         } else {
@@ -149,12 +151,12 @@ impl View<'_> {
         }
     }
 
-    /// True when the client's sidecar sees no request.
+    /// True if the client's sidecar forwards opaque bytes.
     fn is_opaque(&self) -> bool {
         self.decision.protocol.is_some_and(is_opaque)
     }
 
-    /// The reason for a policy not to apply; `None` when it is attached to neither service.
+    /// Returns why a policy does not apply; `None` if it is attached to neither service.
     fn reason(&self, policy: &ServicePolicy) -> Option<String> {
         let behind = (&self.backend.service, self.backend.port);
         let is_at = |place: (&ServiceName, u16)| policy.closeness(place.0, place.1).is_some();
@@ -172,18 +174,18 @@ impl View<'_> {
             let others: Vec<&ServicePolicyName> = treatment.policies().chain(&inbound).collect();
             let same = others.iter().find(|name| name.kind == policy.name.kind);
             return Some(match same.or(others.first()) {
-                Some(other) => format!("{other} decides at {service} port {port}"),
-                None => format!("it says nothing about {service}"),
+                Some(other) => format!("{other} takes precedence at {service} port {port}"),
+                None => format!("it sets nothing for {service}"),
             });
         }
-        // Attached to both, it would apply as that of the backend at least.
+        // A policy attached to both services would apply as that of the backend.
         let gives_way = (place == behind || !is_at(behind))
             .then(|| self.gives_way(&policy.name, &treatment, place))
             .flatten();
         gives_way.or_else(|| Some(self.not_outbound()))
     }
 
-    /// A policy that decides at one of the two services gives way to one of the other.
+    /// Returns the reason if a policy of one of the two services is overridden by one of the other.
     fn gives_way(
         &self,
         name: &ServicePolicyName,
@@ -214,7 +216,7 @@ impl View<'_> {
         })
     }
 
-    /// The reason for a policy that sidecars of servers enforce.
+    /// Returns why a policy enforced by servers' sidecars does not apply.
     fn not_inbound(&self, service: &ServiceName) -> String {
         let mut endpoints = self.backend.endpoints.iter().peekable();
         if endpoints.peek().is_none() || self.is_opaque() {
@@ -230,11 +232,11 @@ impl View<'_> {
         }
         match endpoints.all(|endpoint| endpoint.access.refused().is_some()) {
             true => "the sidecar of the endpoint rejects the request first".to_owned(),
-            false => "no rule of it matches this request".to_owned(),
+            false => "no rule of the policy matches the request".to_owned(),
         }
     }
 
-    /// True when an endpoint of the backend is a workload behind a service.
+    /// True if an endpoint of the backend is a workload of the service.
     fn reaches_workloads_of(&self, service: &ServiceName) -> bool {
         let selects = |service: &&Service, workload: &Workload| {
             service.name.namespace == workload.name.namespace
@@ -257,7 +259,8 @@ impl View<'_> {
         })
     }
 
-    /// The rules about tags, and lanes, of the called service that do not apply to a request that goes to another.
+    /// Returns the tag rules and lanes of the called service that do not apply to a request forwarded to
+    /// another service.
     fn tags(&self) -> Vec<Unapplied> {
         let behind = &self.backend.service;
         if self.called == (behind, self.backend.port) {
@@ -269,7 +272,7 @@ impl View<'_> {
             let why = match () {
                 () if effects.by_request || effects.by_caller => {
                     format!(
-                        "it chooses among the endpoints of {called}, and the request goes to {behind}"
+                        "it selects among the endpoints of {called}, but the request is forwarded to {behind}"
                     )
                 }
                 () if effects.marks && !self.reaches_workloads_of(called) => {
@@ -283,14 +286,14 @@ impl View<'_> {
     }
 }
 
-/// The reason for rules that sidecars of other workloads enforce.
+/// Returns the reason for rules that sidecars of other workloads enforce.
 fn enforced_by_others(service: &ServiceName) -> String {
     format!(
-        "the sidecars of the workloads behind {service} enforce it, and the request goes to others"
+        "the sidecars of the workloads of {service} enforce it, but the request goes to other workloads"
     )
 }
 
-/// The policies about retries that do not apply to requests of this client.
+/// Returns the retry policies that do not apply to requests of this client.
 fn retries(
     objects: &[Object],
     decision: &Decision,
@@ -309,11 +312,11 @@ fn retries(
         }
         let why = match (is_called, applied) {
             (false, _) => {
-                format!("it is for requests that call {backend}, and this one calls {called}")
+                format!("it applies to requests to {backend}, but this one is to {called}")
             }
-            (true, Some(other)) => format!("Retry {other} decides about the same requests"),
+            (true, Some(other)) => format!("Retry {other} takes precedence for the same requests"),
             (true, None) if decision.protocol.is_some_and(is_opaque) => no_requests((called, port)),
-            (true, None) => "the rule of the route decides about retries".to_owned(),
+            (true, None) => "the rule of the route sets the retries".to_owned(),
         };
         Some(Unapplied { policy: format!("Retry {}", policy.name), why })
     };

@@ -26,10 +26,10 @@ fn an_allowed_request_names_the_policy_that_allows_it() {
             request   GET http://ratings.shop:9080/ratings/1
             from      shop/page-1 (account shop/page)
             service   shop/ratings port 9080 (HTTP)
-            route     none is attached: to the service's own endpoints
+            route     none: the service's own endpoints
             backend   shop/ratings port 9080, 100 % of such requests
                       shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
-            verdict   200-range: allowed; the application answers
+            verdict   200-range: allowed; the application responds
         "#]],
     );
 }
@@ -44,12 +44,12 @@ fn a_split_shows_every_backend_with_its_share() {
             from      shop/page-1 (account shop/page)
             service   shop/reviews port 9080 (HTTP)
             route     HTTPRoute shop/reviews: rules[1].matches[0] (path prefix /reviews)
-            passed by HTTPRoute shop/reviews: rules[0].matches[0] (path prefix /reviews, header end-user = jason): the header end-user does not fit
+            skipped   HTTPRoute shop/reviews: rules[0].matches[0] (path prefix /reviews, header end-user = jason): the header end-user does not match
             backend   shop/reviews-v1 port 9080, 90 % of such requests
                       shop/reviews-v1-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
             backend   shop/reviews-v2 port 9080, 10 % of such requests
                       shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
-            verdict   200-range: allowed; the application answers
+            verdict   200-range: allowed; the application responds
         "#]],
     );
 }
@@ -71,10 +71,10 @@ fn a_header_decides_as_it_does_in_the_sidecar() {
             from      shop/page-1 (account shop/page)
             service   shop/reviews port 9080 (HTTP)
             route     HTTPRoute shop/reviews: rules[0].matches[0] (path prefix /reviews, header end-user = jason)
-            passed by HTTPRoute shop/reviews: rules[1].matches[0] (path prefix /reviews): fits, but names fewer headers
+            skipped   HTTPRoute shop/reviews: rules[1].matches[0] (path prefix /reviews): matches, but names fewer headers
             backend   shop/reviews-v2 port 9080, 100 % of such requests
                       shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
-            verdict   200-range: allowed; the application answers
+            verdict   200-range: allowed; the application responds
         "#]],
     );
 }
@@ -86,7 +86,7 @@ fn a_refusal_comes_with_reason_and_remedy() {
         (
             &["--from", "shop/stranger-1", "--url", ratings][..],
             expect![
-                "403 denied-outbound: No policy allows this client to use the service. Add {kind: ServiceAccount, name: stranger, namespace: shop} to spec.sources of a TrafficTarget whose destination is the account of the workloads behind shop/ratings."
+                "403 denied-outbound: No policy allows this client to use the service. Add {kind: ServiceAccount, name: stranger, namespace: shop} to spec.sources of a TrafficTarget with the account of the workloads of shop/ratings as its destination."
             ],
         ),
         (
@@ -129,12 +129,17 @@ fn a_host_outside_is_decided_as_the_http_proxy_does() {
          spec:\n  sources: [{{kind: ServiceAccount, name: page, namespace: shop}}]\n  \
          hosts: [example.com]\n  ports: [{{number: 80, protocol: http}}]\n"
     );
-    let allowed = "200-range: allowed; example.com responds, outside the mesh. If the name has no address: 404 unknown-service";
+    let allowed = "200-range: allowed; the external host example.com responds. If the name does not resolve: 404 unknown-service";
     let denied = "403 egress-denied";
     let unknown = "404 unknown-service";
     for (mesh, url, code, verdict) in [
         (MESH, "http://example.com/", 0, allowed),
-        (MESH, "http://127.0.0.1:8080/", 0, "200-range: allowed; 127.0.0.1 responds"),
+        (
+            MESH,
+            "http://127.0.0.1:8080/",
+            0,
+            "200-range: allowed; the external host 127.0.0.1 responds",
+        ),
         // Misspelled service names.
         (MESH, "http://rating.shop:9080/", 3, unknown),
         (MESH, "http://ratings.shopp:9080/", 3, unknown),
@@ -234,11 +239,11 @@ fn every_reason_is_explained() {
     }
     expect![[r#"
         denied-outbound: No policy allows this client to use the service.
-          code           E3004
-          answered with  403
-          at fault       ours: the sidecar, its rules or its limits
-          tried again    never: the same answer would come again, or the request may have worked
-          what to do     Name the client's account as a source of a TrafficTarget whose destination is the account behind the service.
+          code      E3004
+          status    403
+          at fault  ours: the sidecar, its rules or its limits
+          retried   never: a retry would fail again, or the request may have taken effect
+          hint      Name the client's account as a source of a TrafficTarget whose destination is the account behind the service.
     "#]]
     .assert_eq(&place.leno(&["explain", "denied-outbound"]).out);
 }
@@ -261,7 +266,7 @@ spec:
     let done = place.leno(&arguments);
     assert_eq!(done.code, Some(0), "{done:?}");
     let line = done.out.lines().find(|line| line.contains("OutlierRemoval")).unwrap();
-    expect!["OutlierRemoval shop/ratings: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, within 1s), until 1 in a row succeeded; at most 50 % are out, at least 2 stay"]
+    expect!["OutlierRemoval shop/ratings: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, timeout 1s), until 1 in a row succeeded; at most 50 % are ejected, at least 2 stay"]
         .assert_eq(line.trim());
     let done = place.leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
@@ -287,9 +292,9 @@ spec:
         let line = done.out.lines().find(|line| line.contains("ExternalAuthorization"));
         line.unwrap_or_else(|| panic!("{done:?}")).trim().to_owned()
     };
-    expect!["ExternalAuthorization shop/ratings: asks http://127.0.0.1:9000 whether it may come in; without an answer in 200ms it is denied"]
+    expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000; if it does not respond in 200ms, the request is denied"]
         .assert_eq(&told(""));
-    expect!["ExternalAuthorization shop/ratings: asks http://127.0.0.1:9000 whether it may come in, with bodies of up to 65536 bytes (longer ones are refused); without an answer in 200ms it is denied"]
+    expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000, with bodies of up to 65536 bytes (longer ones are rejected); if it does not respond in 200ms, the request is denied"]
         .assert_eq(&told("  body: {}\n"));
 }
 
@@ -322,12 +327,12 @@ spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
         from      shop/page-1 (account shop/page)
         service   shop/ratings port 9080 (HTTP)
         route     HTTPRoute shop/ratings: rules[0].matches[0] (every request)
-        filter    keep a client at its endpoint by the header x-cart
-        keeps to  shop/ratings-1 behind shop/ratings, as it shows
+        filter    persist sessions with the header x-cart
+        session   shop/ratings-1 of shop/ratings, by session persistence
         backend   shop/ratings port 9080, 100 % of such requests
-                  Hedging shop/ratings: sends requests with an idempotent method to a second endpoint after 50ms
+                  Hedging shop/ratings: hedges requests with an idempotent method to a second endpoint after 50ms
                   shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
-        verdict   200-range: allowed; the application answers
+        verdict   200-range: allowed; the application responds
     "#]].assert_eq(&done.out);
 }
 
@@ -356,15 +361,15 @@ spec:
     let done = place.leno(&arguments);
     let told: Vec<&str> = done.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
     expect![[r#"
-        retry     Retry shop/page: after failures and answers 409, 500 to 599 sent again up to 3 times, 25ms apart and more, within the budget
-                  at most 2s for one attempt until its answer begins"#]].assert_eq(&told[..2].join("\n"));
+        retry     Retry shop/page: up to 3 retries after failures and responses 409, 500 to 599, back-off from 25ms, within the retry budget
+                  timeout of 2s per attempt, until the response begins"#]].assert_eq(&told[..2].join("\n"));
     let done = place.leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(json["retry"]["policy"], "Retry shop/page", "{json}");
     let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy), ("route.yaml", route)]);
     let done = place.leno(&arguments);
     assert!(!done.out.contains("\nretry "), "the route decides alone: {}", done.out);
-    let unused = "no effect Retry shop/page: the rule of the route decides about retries";
+    let unused = "no effect Retry shop/page: the rule of the route sets the retries";
     assert!(done.out.contains(unused), "{}", done.out);
 }
 
@@ -404,20 +409,20 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
         told.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
     expect![[r#"
         backend   shop/reviews-v1 port 9080, 90 % of such requests
-                  OutlierRemoval shop/own: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stays
-                  CircuitBreaker shop/called: over all backends of the called service, lets no more be under way than 2 requests
-                  Hedging shop/called: sends requests with an idempotent method to a second endpoint after 50ms
+                  OutlierRemoval shop/own: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are ejected, at least 1 stays
+                  CircuitBreaker shop/called: across all backends of the called service, limits concurrency to 2 requests
+                  Hedging shop/called: hedges requests with an idempotent method to a second endpoint after 50ms
         no effect OutlierRemoval shop/called: the backend shop/reviews-v1 has its own: OutlierRemoval shop/own
-        no effect FaultInjection shop/slow: no rule of it matches this request
-        no effect Hedging shop/second: Hedging shop/called decides at shop/reviews port 9080
+        no effect FaultInjection shop/slow: no rule of the policy matches the request
+        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/reviews port 9080
                   shop/reviews-v1-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
         backend   shop/reviews-v2 port 9080, 10 % of such requests
-                  OutlierRemoval shop/called: removes an endpoint when 5 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stays
-                  CircuitBreaker shop/called: over all backends of the called service, lets no more be under way than 2 requests
-                  Hedging shop/called: sends requests with an idempotent method to a second endpoint after 50ms
-        no effect FaultInjection shop/slow: no rule of it matches this request
+                  OutlierRemoval shop/called: ejects an endpoint when 5 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are ejected, at least 1 stays
+                  CircuitBreaker shop/called: across all backends of the called service, limits concurrency to 2 requests
+                  Hedging shop/called: hedges requests with an idempotent method to a second endpoint after 50ms
+        no effect FaultInjection shop/slow: no rule of the policy matches the request
         no effect Hedging shop/own: the called service shop/reviews has its own: Hedging shop/called
-        no effect Hedging shop/second: Hedging shop/called decides at shop/reviews port 9080
+        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/reviews port 9080
                   shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews"#]].assert_eq(&told.join("\n"));
 }
 
@@ -472,7 +477,7 @@ spec:
         let verdict = done.out.lines().last().unwrap_or_default();
         assert!(verdict.starts_with(&format!("verdict   {expected}")), "{path} {header}: {done:?}");
         assert_eq!(done.code, Some(code), "{path} {header}");
-        let must = done.out.contains("it must show a token of https://accounts.example");
+        let must = done.out.contains("requires a token of https://accounts.example");
         assert_eq!(must, path != "/health", "{done:?}");
         let json = place.leno(&[&arguments[..], &["-o", "json"]].concat());
         let json: Value = serde_json::from_str(&json.out).unwrap();
@@ -502,7 +507,7 @@ spec:
         place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
     assert_eq!(done.code, Some(0), "{done:?}");
     let line = done.out.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
-    expect![[r#"UpstreamTrafficSetting shop/ratings: lets no more be under way than 9 requests, 2 retries; connects within 2s; sends nothing for 20s when 30 % of at least 50 requests in 60s failed or 4 requests in 60s took 5s or longer (connect, timeout, reset, 5xx); answers 409 meanwhile"#]]
+    expect![[r#"UpstreamTrafficSetting shop/ratings: limits concurrency to 9 requests, 2 retries; connect timeout 2s; opens the circuit for 20s when 30 % of at least 50 requests in 60s failed or 4 requests in 60s took 5s or longer (connect, timeout, reset, 5xx); responds with 409 while open"#]]
         .assert_eq(line.trim());
 }
 
@@ -561,14 +566,14 @@ fn tag_rules_show_their_sets_and_who_is_left() {
             request   GET http://orders.shop:80/a
             from      shop/web-1 (account shop/default)
             service   shop/orders port 80 (HTTP)
-            route     none is attached: to the service's own endpoints
+            route     none: the service's own endpoints
             backend   shop/orders port 80, 100 % of such requests
-            tag rule  TagRoute shop/orders rule 1 (precedence 0), after one that does not fit
+            tag rule  TagRoute shop/orders rule 1 (precedence 0), after 1 that does not match
             tag set   10 %: version=2: shop/orders-2
             tag set   90 %: none of (version=2), (version=3): shop/orders-1
-                      shop/orders-1 (account shop/default): lets every member of the mesh in
-                      shop/orders-2 (account shop/default): lets every member of the mesh in
-            verdict   200-range: allowed; the application answers
+                      shop/orders-1 (account shop/default): allowed for every member of the mesh
+                      shop/orders-2 (account shop/default): allowed for every member of the mesh
+            verdict   200-range: allowed; the application responds
         "#]],
     );
 }
@@ -582,13 +587,13 @@ fn who_is_left_out_is_named_with_what_it_has() {
             request   GET http://orders.shop:80/a
             from      shop/web-1 (account shop/default)
             service   shop/orders port 80 (HTTP)
-            route     none is attached: to the service's own endpoints
+            route     none: the service's own endpoints
             backend   shop/orders port 80, 100 % of such requests
-            tag rule  none of 2 fits
+            tag rule  none of 2 matches
             tag set   100 %: none of (version=2), (version=3): shop/orders-1
-                      shop/orders-2 is left out: it has version=2
-                      shop/orders-1 (account shop/default): lets every member of the mesh in
-            verdict   200-range: allowed; the application answers
+                      shop/orders-2 is excluded: it has version=2
+                      shop/orders-1 (account shop/default): allowed for every member of the mesh
+            verdict   200-range: allowed; the application responds
         "#]],
     );
 }
@@ -602,12 +607,12 @@ fn nobody_with_the_tags_is_a_refusal() {
             request   GET http://orders.shop:80/a
             from      shop/web-1 (account shop/default)
             service   shop/orders port 80 (HTTP)
-            route     none is attached: to the service's own endpoints
+            route     none: the service's own endpoints
             backend   shop/orders port 80, 100 % of such requests: 503 no-tagged-endpoint
             tag rule  TagRoute shop/orders rule 0 (precedence 0)
-            tag set   100 %: nobody is left: 503 no-tagged-endpoint
-                      shop/orders-1 is left out: it has version=1
-                      shop/orders-2 is left out: it has version=2
+            tag set   100 %: no endpoint: 503 no-tagged-endpoint
+                      shop/orders-1 is excluded: it has version=1
+                      shop/orders-2 is excluded: it has version=2
             verdict   503 no-tagged-endpoint: No instance has the tags that a tag rule requires for the request. Start a workload with these labels, or say in the TagRoute what takes such requests `otherwise`; `leno explain request` shows rule and instances.
         "#]],
     );
@@ -631,7 +636,8 @@ spec: {service: orders, backends: [{service: store, weight: 1}]}
     let url = "http://orders.shop:80/a";
     let done = place.leno(&["explain", "-f", ".", "request", "--from", "shop/web-1", "--url", url]);
     let lines: Vec<&str> = done.out.lines().filter(|it| it.contains("TagRoute")).collect();
-    let why = "it chooses among the endpoints of shop/orders, and the request goes to shop/store";
+    let why =
+        "it selects among the endpoints of shop/orders, but the request is forwarded to shop/store";
     assert_eq!(lines, [format!("no effect TagRoute shop/orders: {why}")], "{}", done.out);
 }
 
@@ -667,7 +673,7 @@ spec:
         from      shop/page-1 (account shop/page)
         service   shop/ratings port 9080 (HTTP)
         route     TrafficSplit shop/ratings: (every request)
-        passed by TrafficSplit shop/gold: (header x-tier matches gold): the header x-tier does not fit
+        skipped   TrafficSplit shop/gold: (header x-tier matches gold): the header x-tier does not match
         backend   shop/reviews-v2 port 9080, 25 % of such requests
                   shop/reviews-v2-1 (account shop/reviews): 404 no-policy-route
         backend   shop/nobody port 9080, 75 % of such requests: 500 invalid-backend
@@ -678,10 +684,10 @@ spec:
         from      shop/page-1 (account shop/page)
         service   shop/ratings port 9080 (HTTP)
         route     TrafficSplit shop/gold: (header x-tier matches gold)
-        passed by TrafficSplit shop/ratings: (every request): fits, but names fewer headers
+        skipped   TrafficSplit shop/ratings: (every request): matches, but names fewer headers
         backend   shop/ratings port 9080, 100 % of such requests
                   shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
-        verdict   200-range: allowed; the application answers
+        verdict   200-range: allowed; the application responds
     "#]]
     .assert_eq(&ask(&["-H", "x-tier: gold"]));
 }
@@ -716,10 +722,10 @@ spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, wei
         request   GET http://db.shop:5432/
         from      shop/client (account shop/default)
         service   shop/db port 5432 (TCP)
-                  its bytes are carried without a look at requests: TCP rules decide
+                  opaque: requests are not parsed, and only TCP rules apply
         route     TrafficSplit shop/db: (every request)
         backend   shop/db port 5432, 75 % of such requests
-                  shop/db-1 (account shop/default): lets every member of the mesh in
+                  shop/db-1 (account shop/default): allowed for every member of the mesh
         backend   other/db port 5432, 25 % of such requests: 500 invalid-backend (no ReferenceGrant permits it)
         verdict   it depends on the endpoint (allowed, invalid-backend): see the lines above
     "#]].assert_eq(&done.out);
@@ -825,8 +831,8 @@ fn policies_of(place: &Place, url: &str) -> String {
 fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
     let place = Place::with(&[("mesh.yaml", MESH), ("bytes.yaml", BYTES)]);
     expect![[r#"
-                  its bytes are carried without a look at requests: TCP rules decide
-                  CircuitBreaker shop/breaker: lets no more be under way than 3 TCP connections
+                  opaque: requests are not parsed, and only TCP rules apply
+                  CircuitBreaker shop/breaker: limits concurrency to 3 TCP connections
         no effect FaultInjection shop/faults: port 9000 of shop/bytes carries TCP, in which no request is seen
         no effect LoadBalancing shop/balancing: port 9000 of shop/bytes carries TCP, in which no request is seen
         no effect Hedging shop/hedging: port 9000 of shop/bytes carries TCP, in which no request is seen
@@ -882,10 +888,10 @@ fn a_backend_without_the_port_is_the_reason_for_policies_without_effect() {
         no effect CircuitBreaker shop/called: no request is sent to shop/other: it has no port 9080
         no effect FaultInjection shop/slow: no request is sent to shop/other: it has no port 9080
         no effect Hedging shop/called: no request is sent to shop/other: it has no port 9080
-        no effect Hedging shop/second: Hedging shop/called decides at shop/ratings port 9080
+        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080
         no effect OutlierRemoval shop/called: no request is sent to shop/missing: there is no such Service
         no effect CircuitBreaker shop/called: no request is sent to shop/missing: there is no such Service
         no effect FaultInjection shop/slow: no request is sent to shop/missing: there is no such Service
         no effect Hedging shop/called: no request is sent to shop/missing: there is no such Service
-        no effect Hedging shop/second: Hedging shop/called decides at shop/ratings port 9080"#]].assert_eq(&policies_of(&place, "http://ratings:9080/ratings/1"));
+        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080"#]].assert_eq(&policies_of(&place, "http://ratings:9080/ratings/1"));
 }

@@ -325,14 +325,14 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
     for line in [
         "request   GET http://ratings.shop:9080/?a=b%20c",
         "            Lane shop/gray rule 0 marks 60 % with x-lane: gray",
-        "verdict   200-range: allowed; the application answers",
+        "verdict   200-range: allowed; the application responds",
     ] {
         assert!(told.lines().any(|found| found == line), "{line}\n{told}");
     }
-    let out: Vec<&str> = told.lines().filter(|line| line.starts_with("removed")).collect();
-    let begin = "removed   shop/ratings-1 behind shop/ratings port 9080: for check, since ";
+    let out: Vec<&str> = told.lines().filter(|line| line.starts_with("ejected")).collect();
+    let begin = "ejected   shop/ratings-1 of shop/ratings port 9080: for ";
     assert!(out.len() == 1 && out[0].starts_with(begin), "{told}");
-    assert!(out[0].ends_with(", by the OutlierRemoval shop/ratings"), "{told}");
+    assert!(out[0].ends_with(" (check), by the OutlierRemoval shop/ratings"), "{told}");
 
     let told = mesh.leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
     let told: serde_json::Value = serde_json::from_slice(&told.stdout).expect("JSON");
@@ -343,7 +343,7 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
     assert!(endpoints.iter().all(|endpoint| endpoint["ready"] == true), "{told}");
     assert_eq!(
         endpoints[0]["marks"][0],
-        "Lane shop/gray rule 0 marks 60 % with x-lane, which they bring"
+        "Lane shop/gray rule 0 marks 60 % with x-lane, as in the request"
     );
 
     let nobody = mesh.leno(&["explain", "request", "--from", "shop/nobody", "--url", &url]);

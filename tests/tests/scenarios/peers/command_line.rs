@@ -128,11 +128,11 @@ fn explain_predicts_what_rules_do_to_requests() {
         .unwrap();
     let told = String::from_utf8(told.stdout).unwrap();
     for line in [
-        "filter    replace the matched prefix of the path by \"/items\"",
+        "filter    replace the matched prefix of the path with \"/items\"",
         "sent as   GET http://web.shop:9080/items/7?a=b",
-        "passed by HTTPRoute shop/web: rules[2].matches[0] (every request): fits, but its path is \
+        "skipped   HTTPRoute shop/web: rules[2].matches[0] (every request): matches, but its path is \
          less specific",
-        "passed by HTTPRoute shop/web: rules[0].matches[0] (path prefix /old): the path does not fit",
+        "skipped   HTTPRoute shop/web: rules[0].matches[0] (path prefix /old): the path does not match",
     ] {
         assert!(told.lines().any(|found| found == line), "{line}\n{told}");
     }

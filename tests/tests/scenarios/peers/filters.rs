@@ -151,7 +151,7 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
     command.args(["--url", "http://stock:9080/items", "-f"]).arg(shop.mesh.file(""));
     let explained = command.output().expect("leno runs");
     let told = String::from_utf8(explained.stdout).expect("text");
-    assert!(told.contains("verdict   200: a browser's question"), "{told}");
+    assert!(told.contains("verdict   200: CORS preflight"), "{told}");
     assert_eq!(explained.status.code(), Some(3));
     let answer = ask("OPTIONS", "https://evil.example", asks);
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
