@@ -1,4 +1,4 @@
-//! `leno up`: a mesh on this machine, from files: control plane, sidecars and applications.
+//! `leno up`: a mesh on one machine, from files: control plane, sidecars and applications.
 
 mod application;
 mod child;
@@ -45,12 +45,12 @@ pub(crate) struct UpArgs {
     facts: FactsArgs,
     #[command(flatten)]
     mesh: MeshArgs,
-    /// Where the control plane listens for sidecars; with port 0 the kernel chooses
+    /// Address on which the control plane accepts sidecars; port 0 selects a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     #[command(flatten)]
     access_log: AccessLogArgs,
-    /// How long requests under way may take to finish when a sidecar is stopped
+    /// Time for requests in progress to complete when a sidecar stops
     #[arg(
         long,
         value_name = "TIME",
@@ -61,12 +61,13 @@ pub(crate) struct UpArgs {
     drain_timeout: Duration,
     #[command(flatten)]
     limits: SidecarLimitArgs,
-    /// Give each workload a network namespace of its own and redirect its traffic there, so that
-    /// applications need no doors; needs root, iproute2 and nftables
+    /// Run each workload in its own network namespace and redirect its traffic to the sidecar, without outbound
+    /// listeners; requires root, iproute2 and nftables
     #[arg(long, help_heading = "Network namespaces")]
     netns: bool,
-    /// Remove the network namespaces, links and files that killed meshes have left, end the applications of a killed
-    /// mesh on the data directory with all processes that have their LENO_APPLICATION_RUN variable, and exit
+    /// Remove the network namespaces, links and files left by killed meshes, stop the applications that a
+    /// killed mesh left in the data directory (all processes with their LENO_APPLICATION_RUN variable), and
+    /// exit
     #[arg(long, help_heading = "Network namespaces", conflicts_with_all = ["file", "netns"])]
     clean: bool,
     #[command(flatten)]
@@ -74,7 +75,7 @@ pub(crate) struct UpArgs {
 }
 
 impl UpArgs {
-    /// Runs until SIGTERM or SIGINT; a second signal ends it without waiting.
+    /// Runs until SIGTERM or SIGINT. A second signal skips the graceful shutdown.
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         if self.clean {
             return self.remove_leftovers();
@@ -101,7 +102,7 @@ impl UpArgs {
         let data = self.mesh.data.path()?;
         let mut lines = Vec::new();
         if data.is_dir() {
-            // A mesh that runs has no leftovers.
+            // A running mesh has no leftovers.
             if let Some(claim) = DataDirectory::claim_unless_used(data)? {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 let ended = runtime.block_on(groups::end_leftovers(claim.path()));
@@ -158,7 +159,7 @@ impl UpArgs {
     }
 }
 
-/// Then the summary is shown although something is not up yet.
+/// The longest wait for all processes before the summary is printed.
 const SUMMARY_PATIENCE: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\

@@ -1,4 +1,4 @@
-//! A workload's application: started once its sidecar is ready, watched, and started again.
+//! Supervisor of a workload's application: starts it once its sidecar is ready, and restarts it after an exit.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,43 +23,43 @@ use super::restart::Restarts;
 use super::sidecar;
 use crate::proxy::{Order, PortOrder, Report};
 
-/// What an application is doing.
+/// The state of an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Somebody else runs it.
+    /// Run by the user, not by `leno up`.
     Foreign,
-    /// It waits for its sidecar.
+    /// Waits for its sidecar.
     Waiting,
-    /// It runs as this process, and is not ready yet.
+    /// Runs as this process, and is not ready yet.
     Starting(i32),
-    /// It runs as this process.
+    /// Runs as this process.
     Running(i32),
-    /// It has ended, and is started again after a pause.
+    /// Has exited, and restarts after a delay.
     Restarting,
-    /// It has been stopped and is not started again.
+    /// Is stopped and does not restart.
     Stopped,
 }
 
-/// An application in the course of time.
+/// The state and history of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Progress {
     pub(super) state: State,
-    /// Since when it has its state.
+    /// The time of the last state change.
     pub(super) since: Instant,
-    /// The number of times that it ended by itself and was started again.
+    /// The number of restarts after an exit.
     pub(super) restarts: u64,
-    /// The number of times in a row that it ended soon after its start.
+    /// The number of consecutive exits soon after a start.
     pub(super) failures: u32,
     /// The exit status of the last process.
     pub(super) last_exit: Option<String>,
     /// The states of its ports while it runs.
     pub(super) ports: Ports,
-    /// It is stopped once its requests in progress are complete.
+    /// True if it stops once its requests in progress are complete.
     pub(super) is_draining: bool,
 }
 
 impl Progress {
-    /// An application that waits for its sidecar.
+    /// Creates the progress of an application that waits for its sidecar.
     pub(super) fn waiting() -> Self {
         Self {
             state: State::Waiting,
@@ -72,7 +72,7 @@ impl Progress {
         }
     }
 
-    /// The same for the control plane. `None` for an application that the user runs.
+    /// Returns the state for the control plane. `None` for an application that the user runs.
     pub(super) fn reported(&self) -> Option<Application> {
         let state = match self.state {
             State::Foreign => return None,
@@ -94,7 +94,7 @@ impl Progress {
         })
     }
 
-    /// The same for its sidecar.
+    /// Returns the state for the sidecar.
     pub(super) fn order(&self) -> Order {
         let (ports, otherwise) = match self.state {
             State::Foreign => (BTreeMap::new(), PortOrder::Open),
@@ -109,7 +109,7 @@ impl Progress {
                     Port::Taken(by) => PortOrder::Taken(by.clone()),
                 };
                 let ports = self.ports.iter().map(|(port, state)| (*port, order(state)));
-                // A port that was added a moment ago is not observed yet.
+                // A port that was just added is not observed yet.
                 let otherwise = match self.state {
                     State::Restarting => PortOrder::Down,
                     _ if self.ports.is_empty() => PortOrder::Starting,
@@ -122,7 +122,7 @@ impl Progress {
     }
 }
 
-/// The same application in another state.
+/// Changes the state. The time of the change stays if the state is the same.
 fn change(progress: &watch::Sender<Progress>, state: State) {
     progress.send_if_modified(|progress| {
         let differs = progress.state != state;
@@ -131,7 +131,7 @@ fn change(progress: &watch::Sender<Progress>, state: State) {
             progress.since = Instant::now();
             match state {
                 State::Starting(_) | State::Running(_) => {}
-                // The other process is the likely cause of the end.
+                // The process that holds the port is the likely cause of the exit.
                 State::Restarting => {
                     progress.ports.retain(|_, port| matches!(port, Port::Taken(_)));
                 }
@@ -142,18 +142,18 @@ fn change(progress: &watch::Sender<Progress>, state: State) {
     });
 }
 
-/// What an application hears of.
+/// Inputs of an application's supervisor.
 pub(super) struct Signals {
-    /// What it should be.
+    /// The current configuration of the workload.
     pub(super) workload: watch::Receiver<Arc<Workload>>,
-    /// What its sidecar reported, while that runs.
+    /// The last report of its sidecar, while the sidecar runs.
     pub(super) reports: watch::Receiver<Option<Report>>,
-    /// Whether it should stop for good.
+    /// True if it should stop permanently.
     pub(super) stop: watch::Receiver<bool>,
 }
 
-/// Keeps the application of a workload running until told to stop. A change of its command or
-/// environment restarts it, any other does not.
+/// Keeps the application of a workload running until `stop`. A change of its command or environment restarts
+/// it; other changes do not.
 pub(super) async fn keep(
     launcher: &Launcher,
     placement: &Placement,
@@ -166,7 +166,7 @@ pub(super) async fn keep(
     while let Some(launch) = on.next_launch(state).await {
         let began = Instant::now();
         let ended = run(launcher, (&launch, placement), &mut on, state).await;
-        // Nothing of its process group is left.
+        // All processes of its group have ended.
         groups::forget(&launcher.record_of(&name));
         launcher.runs().forget(&name);
         let (reason, child) = match ended {
@@ -199,11 +199,11 @@ pub(super) async fn keep(
     change(state, State::Stopped);
 }
 
-/// How a run came to its end.
+/// The end of a run.
 enum Ended {
     Stopped,
     Outdated,
-    /// By itself, for this reason; its output may not be complete.
+    /// It exited for this reason; its output may be incomplete.
     Exited(String, Option<Box<Child>>),
 }
 
@@ -246,7 +246,7 @@ async fn run(
         never = groups::keep(&record, pid) => match never {},
     };
     if matches!(ended, Ended::Outdated) {
-        // New requests wait for its successor while it finishes its work.
+        // New requests wait for the next process while this one completes its requests.
         change(state, State::Waiting);
         if !workload.borrow().ports.is_empty() {
             tracing::info!(
@@ -275,7 +275,8 @@ async fn run(
     ended
 }
 
-/// Ends the processes of an application that left its process group: they would keep the ports that the next one needs.
+/// Ends the processes of an application that left its process group: they would hold the ports that the next
+/// process needs.
 async fn end(name: &str, descendants: Option<&Run>, patience: Duration) {
     let Some(descendants) = descendants else { return };
     for ended in descendants.end(patience).await {
@@ -283,12 +284,12 @@ async fn end(name: &str, descendants: Option<&Run>, patience: Duration) {
     }
 }
 
-/// True until the sidecar reports that no request is in progress. Without a sidecar there is none.
+/// True until the sidecar reports that no request is in progress. False without a sidecar.
 fn is_busy(reports: &watch::Receiver<Option<Report>>) -> bool {
     reports.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
 }
 
-/// Keeps the states of the ports, and with them that of the application; never ends.
+/// Updates the states of the ports and of the application. Never returns.
 async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> Infallible {
     let pid = observed.pid;
     if observed.workload.borrow().ports.is_empty() {
@@ -314,8 +315,7 @@ async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> 
 }
 
 impl Signals {
-    /// How to start the application, once there is something to start and its sidecar is ready;
-    /// `None` when it is to stop.
+    /// Returns the next launch once the workload has a command and its sidecar is ready; `None` on `stop`.
     async fn next_launch(&mut self, state: &watch::Sender<Progress>) -> Option<Launch> {
         loop {
             if *self.stop.borrow() {
@@ -340,8 +340,8 @@ impl Signals {
     }
 }
 
-/// Resolves when the application should be started otherwise than it was. While its sidecar is
-/// away nothing can be said about that.
+/// Resolves when the application should be launched differently. While its sidecar is down, only changes of its
+/// command and options count.
 async fn outdated(
     workload: &mut watch::Receiver<Arc<Workload>>,
     reports: &mut watch::Receiver<Option<Report>>,
@@ -365,12 +365,12 @@ async fn outdated(
     }
 }
 
-/// How an application is started.
+/// The parameters of an application's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Launch {
-    /// The program and its arguments; empty when there is nothing to start.
+    /// The program and its arguments; empty if there is no command.
     pub(super) command: Vec<String>,
-    /// What its environment has on top of ours.
+    /// Variables added to the inherited environment.
     pub(super) environment: BTreeMap<String, String>,
     /// Its directory, user and readiness check.
     pub(super) options: RunOptions,
@@ -379,7 +379,7 @@ pub(super) struct Launch {
 impl Launch {
     fn of(workload: &Workload, report: &Report) -> Self {
         let mut environment = BTreeMap::new();
-        // Where traffic is redirected there is no such door, and nothing to tell.
+        // With redirection there is no HTTP proxy listener, and these variables are not set.
         if let Some(door) = report.http_proxy() {
             let mut direct = NO_PROXY.to_owned();
             if !workload.address.is_loopback() {
@@ -390,7 +390,7 @@ impl Launch {
                 environment.insert(name.to_owned(), value);
             }
         }
-        // Its author has the last word.
+        // The Workload's own variables take precedence.
         environment.extend(workload.run_options.env.clone());
         Self {
             command: workload.run.clone(),
@@ -400,11 +400,11 @@ impl Launch {
     }
 }
 
-/// What an application reaches without the mesh: itself.
+/// Destinations that an application reaches without the mesh: itself.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
-/// How long an application may take to end after SIGTERM.
+/// The time between SIGTERM and SIGKILL.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// The time that its other processes have at least.
+/// The minimum time for its other processes to end.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

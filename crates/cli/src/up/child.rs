@@ -1,4 +1,4 @@
-//! A child: one process of ours, its output, and its orderly or forced end.
+//! A child process, its output, and its graceful or forced end.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,35 +15,34 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::console::{Console, Output, Progress, Speaker};
 
-/// A process that was started here, in a process group of its own: what a terminal sends to the
-/// foreground does not reach it, so that we decide in which order things end. When it is dropped
-/// it is killed.
+/// A child process in its own process group: signals of the terminal to the foreground group do not reach it,
+/// so that the supervisor controls the shutdown order. Killed on drop.
 #[derive(Debug)]
 pub(super) struct Child {
     process: tokio::process::Child,
     pid: Pid,
     reach: Reach,
-    /// Whether nobody is left whom we could signal.
+    /// True if no process is left to signal.
     gone: bool,
     output: JoinSet<()>,
     shown: Progress,
 }
 
-/// Who ends together.
+/// The processes that end together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
     /// The process itself.
     Process,
-    /// The process and what it has started, as far as that stayed in its group. Nothing of it
-    /// outlives the process: it would keep the ports that the next one needs.
+    /// The process and its descendants that stayed in its group. They do not outlive the process: they would
+    /// hold the ports that the next one needs.
     Group,
 }
 
 impl Child {
-    /// Starts a command. Its output goes to the console in the name of `speaker`.
+    /// Starts a command. Its output goes to the console under the name of `speaker`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If the process cannot be started.
     pub(super) fn spawn(
         mut command: Command,
         reach: Reach,
@@ -73,23 +72,23 @@ impl Child {
         Ok(Self { process, pid, reach, gone: false, output, shown })
     }
 
-    /// Its process id.
+    /// Returns its process ID.
     pub(super) fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Waits until it has ended. Part of its output may still be read, see [`Child::finish_output`]. May be dropped and
-    /// called again.
+    /// Waits until it has exited. Part of its output may still be unread, see [`Child::finish_output`]. Cancel
+    /// safe: may be dropped and called again.
     pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
         let status = self.process.wait().await?;
         self.kill();
         Ok(status)
     }
 
-    /// Waits until the output of a process that has ended is on the console.
+    /// Waits until the output of an exited process is on the console.
     ///
-    /// A process that left the group may keep the pipe open and write on. All that the pipe held at the end comes first; it
-    /// is on the console when no line follows for a while.
+    /// A process that left the group may keep the pipe open and continue to write. The bytes in the pipe at the
+    /// exit come first; they are on the console once no line follows for `LAST_WORDS`.
     pub(super) async fn finish_output(&mut self) {
         let until = Instant::now() + LAST_WORDS_MAX;
         let mut shown = self.shown.lines();
@@ -101,8 +100,8 @@ impl Child {
         }
     }
 
-    /// Waits a moment for the output of a process that has ended, and has the rest of it read by a task of these, so that
-    /// the caller can go on.
+    /// Waits up to `OUTPUT_FIRST` for the output of an exited process, and leaves the rest to one of `tasks`,
+    /// so that the caller can continue.
     pub(super) async fn leave_output(mut self, tasks: &mut JoinSet<()>) {
         if timeout(OUTPUT_FIRST, self.silence()).await.is_ok() {
             return;
@@ -114,7 +113,7 @@ impl Child {
         tasks.spawn_local(async move { self.finish_output().await });
     }
 
-    /// Asks it to end (SIGTERM), and makes it end (SIGKILL) when it has not done so in time.
+    /// Sends SIGTERM, and SIGKILL if it has not ended after `patience`.
     pub(super) async fn stop(mut self, patience: Duration) -> End {
         let until = Instant::now() + patience;
         self.signal(Signal::TERM);
@@ -131,15 +130,16 @@ impl Child {
         end
     }
 
-    /// Waits until everybody within reach has ended.
+    /// Waits until all processes within reach have ended.
     async fn departed(&mut self) {
         drop(self.process.wait().await);
         if self.reach == Reach::Process {
             return;
         }
-        // A dead member that nobody waits for still counts as one: then its silence tells.
+        // A zombie that is not reaped still counts as a member of the group; then the end of the output
+        // decides.
         while test_kill_process_group(self.pid).is_ok() {
-            // Members that lost their parents may be children of this process.
+            // Orphaned members may be children of this process.
             while let Ok(Some(_)) = waitpgid(self.pid, WaitOptions::NOHANG) {}
             if timeout(GROUP_LOOK_EVERY, self.silence()).await.is_ok() {
                 return;
@@ -147,22 +147,22 @@ impl Child {
         }
     }
 
-    /// Waits until nobody can write to its output any more and all of that is on the console.
+    /// Waits until no process can write to its output and all of it is on the console.
     async fn silence(&mut self) {
         while self.output.join_next().await.is_some() {}
     }
 
-    /// Ends whoever is left.
+    /// Kills the remaining processes.
     fn kill(&mut self) {
         if !self.gone {
             self.signal(Signal::KILL);
-            // Once it was waited for, its number is nobody's, or soon somebody else's.
+            // After the process is reaped, its ID may belong to another process.
             self.gone = self.process.id().is_none();
         }
     }
 
-    /// A group keeps its number while it has members; that of a process is its own until it was
-    /// waited for.
+    /// Signals the process or its group. A group ID is reserved while the group has members, a process ID until
+    /// the process is reaped.
     fn signal(&self, signal: Signal) {
         if self.gone {
             return;
@@ -185,7 +185,7 @@ impl Drop for Child {
     }
 }
 
-/// True for a process that was started here and is not dropped.
+/// True if this process ID belongs to a [`Child`] that is not dropped yet.
 pub(super) fn is_started(pid: i32) -> bool {
     started().contains(&pid)
 }
@@ -195,27 +195,27 @@ fn started() -> MutexGuard<'static, BTreeSet<i32>> {
     STARTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How something was stopped.
+/// The end of a stopped process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// It ended when it was asked to.
+    /// It ended after SIGTERM.
     Orderly,
-    /// It had to be killed.
+    /// It was killed.
     Forced,
 }
 
-/// The pause without a line after which the output of a process that has ended is complete: longer than a blocked
+/// The pause without a line after which the output of an exited process is complete: longer than a blocked
 /// console takes to drop a line.
 const LAST_WORDS: Duration = Duration::from_millis(1500);
-/// The longest time for which that output is read.
+/// The longest time to read that output.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(10);
-/// The time for the last lines of a process before its end is reported.
+/// The time for the last lines of a process before its exit is reported.
 const OUTPUT_FIRST: Duration = Duration::from_millis(100);
-/// The most tasks of one application that read the output of ended processes.
+/// The maximum number of tasks per application that read the output of exited processes.
 const OUTPUTS_MAX: usize = 8;
-/// The kernel needs no longer, unless the process hangs in the kernel.
+/// The time for a killed process to end. The kernel needs no longer, unless the process hangs in a system call.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
-/// How often we look whether members of a group are left.
+/// The interval between two checks for members of a group.
 const GROUP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -229,8 +229,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a script that says "ready" on its third descriptor, which stays open for as long as
-    /// any process of it lives.
+    /// Runs a script that writes "ready" to descriptor 3, which stays open while any of its processes lives.
     async fn start(script: &str) -> (Child, UnixStream) {
         let (ours, theirs) = SocketPair::pair().unwrap();
         let mut command = Command::new("/bin/sh");
@@ -246,7 +245,7 @@ mod tests {
         (child, ours)
     }
 
-    /// The limit is only there for the test to fail instead of hanging.
+    /// The timeout makes a test fail instead of hang.
     async fn within<T>(what: impl Future<Output = T>) -> T {
         timeout(Duration::from_secs(20), what).await.expect("it happens at all")
     }
@@ -281,7 +280,7 @@ mod tests {
             let mut outputs = JoinSet::new();
             child.leave_output(&mut outputs).await;
             assert!(began.elapsed() < LAST_WORDS_MAX, "{:?}", began.elapsed());
-            // The rest of the output is still read.
+            // A task reads the rest of the output.
             assert_eq!(outputs.len(), 1);
             assert!(outputs.try_join_next().is_none());
         };

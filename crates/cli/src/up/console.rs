@@ -1,4 +1,4 @@
-//! The console: lines of many processes, each under the name of whoever wrote it.
+//! The console: lines of many processes, each with the name of its process.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::log;
 
-/// The outputs of all processes. Threads write the lines; a blocked reader costs lines, which are
-/// counted, and holds up neither processes nor the end.
+/// The outputs of all processes. Threads write the lines. A blocked reader loses lines, which are counted, and
+/// delays neither the processes nor the shutdown.
 #[derive(Debug, Clone)]
 pub(super) struct Console {
     out: LineQueue,
     error: LineQueue,
-    /// The longest name so far, so that lines begin below each other.
+    /// The longest name so far, to align the lines.
     width: Arc<AtomicUsize>,
-    /// Where what processes write to their standard output goes.
+    /// The destination of the standard output of processes.
     standard: Output,
 }
 
-/// Which of our outputs a line goes to.
+/// An output of this program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Output {
     /// Standard output.
@@ -46,21 +46,21 @@ impl Progress {
 }
 
 impl Console {
-    /// A console on the outputs of this process.
+    /// Creates a console on the outputs of this process.
     ///
     /// # Errors
-    /// When there can be no more threads.
+    /// If a thread cannot be started.
     pub(super) fn start(standard: Output) -> io::Result<Self> {
         let (out, error) = (log::standard_output()?, log::error_output()?);
         Ok(Self { out, error, width: Arc::new(AtomicUsize::new(0)), standard })
     }
 
-    /// Where what processes write to their standard output goes.
+    /// Returns the destination of the standard output of processes.
     pub(super) fn standard(&self) -> Output {
         self.standard
     }
 
-    /// Passes on what `source` says, line by line, until it ends.
+    /// Copies `source` line by line until it ends.
     pub(super) async fn follow(
         self,
         speaker: Speaker,
@@ -91,12 +91,12 @@ impl Console {
         }
     }
 
-    /// Says something in our own name.
+    /// Writes text of `leno up` itself.
     pub(super) async fn say(&self, output: Output, text: String) {
         self.write(output, text.as_bytes()).await;
     }
 
-    /// Adds lines. A slow reader slows down processes that write much; a blocked one costs lines.
+    /// Adds lines. A slow reader slows down processes that write much; a blocked one loses lines.
     async fn write(&self, output: Output, text: &[u8]) {
         let queue = match output {
             Output::Out => &self.out,
@@ -111,7 +111,7 @@ impl Console {
     }
 }
 
-/// Whose lines they are.
+/// The source of lines: its name and color.
 #[derive(Debug, Clone)]
 pub(super) struct Speaker {
     name: String,
@@ -119,9 +119,9 @@ pub(super) struct Speaker {
 }
 
 impl Speaker {
-    /// A speaker, and the one that it belongs to, which gives it its colour.
+    /// Creates a speaker. The name of its family selects the color.
     pub(super) fn new(name: String, family: &str) -> Self {
-        // FNV-1a: the same name has the same colour each time.
+        // FNV-1a: the same name always has the same color.
         let hash = family.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
@@ -142,14 +142,14 @@ impl Speaker {
     }
 }
 
-/// Cuts what was read into lines, within a bound.
+/// Splits input into lines of bounded length.
 #[derive(Debug, Default)]
 struct LineCutter {
     begun: Vec<u8>,
 }
 
 impl LineCutter {
-    /// The lines that are whole, or as long as a line may be.
+    /// Returns the complete lines, and those of the maximum length.
     fn cut(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -168,7 +168,7 @@ impl LineCutter {
         lines
     }
 
-    /// What is left when nothing more comes.
+    /// Returns the remaining bytes at the end of the input.
     fn rest(&mut self) -> Vec<Vec<u8>> {
         match self.begun.is_empty() {
             true => Vec::new(),
@@ -177,15 +177,15 @@ impl LineCutter {
     }
 }
 
-/// A longer line is shown in pieces.
+/// Longer lines are split.
 const LINE_BYTES_MAX: usize = 16 * 1024;
-/// What is read at once.
+/// The bytes of one read.
 const CHUNK_BYTES: usize = 8 * 1024;
-/// An output that has taken nothing for so long is blocked.
+/// An output that accepts no line for this time is blocked.
 const BLOCKED_AFTER: Duration = Duration::from_secs(1);
 /// The time between two attempts to add a line to a full queue.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Foreground colours that can be read on black and on white.
+/// Foreground colors that are readable on black and on white.
 const COLORS: [u8; 6] = [31, 32, 33, 34, 35, 36];
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Processes that an application started, also those in process groups and sessions of their own.
+//! Processes that an application started, including those in other process groups and sessions.
 //!
-//! The first process of an application gets an environment variable that no other has, and its descendants inherit it. It adopts
-//! descendants that lose their parents. `leno up` adopts them when the first process ends, and ends those of them that cleared the variable.
+//! The first process of an application gets a unique environment variable, and its descendants inherit it. It
+//! adopts its orphaned descendants. `leno up` adopts them when the first process ends, and ends those that
+//! cleared the variable.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,42 +25,42 @@ use super::sockets::{self, Process};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Run {
     leader: i32,
-    /// The start of the first process, in clock ticks since the boot.
+    /// The start time of the first process, in clock ticks since boot.
     started: u64,
-    /// The line of the environment.
+    /// The variable as a line of the environment.
     mark: String,
-    /// The processes that were descendants at the last look, with their starts.
+    /// The descendants at the last `look`, with their start times.
     seen: BTreeMap<i32, u64>,
 }
 
 impl Run {
-    /// The run with this first process. `None` when that has ended.
+    /// Returns the run with this first process. `None` if the process has ended.
     pub(crate) fn of(leader: i32) -> Option<Self> {
         let namespace = fs::read_link(NAMESPACE).ok()?;
         let started = sockets::process(leader)?.started;
         Some(Self::new(&namespace.to_string_lossy(), leader, started))
     }
 
-    /// The run with this first process, which may have ended.
+    /// Returns the run with this first process, which may have ended.
     pub(super) fn new(namespace: &str, leader: i32, started: u64) -> Self {
         let mark = format!("{VARIABLE}={namespace}/{leader}/{started}");
         Self { leader, started, mark, seen: BTreeMap::new() }
     }
 
-    /// The name and the value of the variable.
+    /// Returns the name and the value of the variable.
     pub(crate) fn variable(&self) -> Option<(&str, &str)> {
         self.mark.split_once('=')
     }
 
-    /// Signals the processes that live.
+    /// Signals the live processes.
     pub(super) fn signal_all(&self, signal: Signal) {
         for pid in self.members() {
-            // A process that has ended meanwhile needs no signal.
+            // A process that has just ended needs no signal.
             let _is_sent = self.send(pid, signal);
         }
     }
 
-    /// Remembers the descendants of the first process, while it lives.
+    /// Records the descendants of the first process, while it lives.
     pub(super) fn look(&mut self) {
         if sockets::process(self.leader).is_none_or(|it| it.started != self.started) {
             return;
@@ -68,8 +69,8 @@ impl Run {
         self.seen = found.filter_map(|pid| Some((pid, sockets::process(pid)?.started))).collect();
     }
 
-    /// Waits for its processes to end, and kills those that do not: in time, and also those that start meanwhile. Returns
-    /// descriptions of the killed ones.
+    /// Waits for its processes to end, and kills those that remain after `patience`, including those started
+    /// meanwhile. Returns descriptions of the killed ones.
     pub(super) async fn end(&self, patience: Duration) -> Vec<String> {
         let began = Instant::now();
         let (mut killed, mut was_empty) = (BTreeMap::new(), false);
@@ -99,12 +100,12 @@ impl Run {
         killed.into_values().collect()
     }
 
-    /// The processes that live, and those that `leno up` adopted and that show no run.
+    /// Returns the live processes, including those that `leno up` adopted and that have no variable.
     fn living(&self) -> Vec<i32> {
         sockets::pids().filter(|pid| self.contains(*pid) || self.may_contain(*pid)).collect()
     }
 
-    /// The processes that live.
+    /// Returns the live processes.
     pub(super) fn members(&self) -> Vec<i32> {
         sockets::pids().filter(|pid| self.contains(*pid)).collect()
     }
@@ -115,18 +116,19 @@ impl Run {
         !process.is_zombie && process.started >= self.started && (is_seen || self.marks(pid))
     }
 
-    /// True for an adopted process without the variable: it is of this run, or of another that has ended.
+    /// True for an adopted process without the variable: it belongs to this run, or to another one that has
+    /// ended.
     fn may_contain(&self, pid: i32) -> bool {
         adopted(pid).is_some_and(|it| !it.is_zombie && it.started >= self.started)
             && !has_line(pid, |line| line.starts_with(VARIABLE.as_bytes()))
     }
 
-    /// True for a process that began with the variable.
+    /// True for a process that started with the variable.
     pub(super) fn marks(&self, pid: i32) -> bool {
         has_line(pid, |line| line == self.mark.as_bytes())
     }
 
-    /// Signals a process. The handle is of one process: if that belongs to the run, the signal reaches no other.
+    /// Signals a process. The pidfd refers to one process: the signal reaches no other after an ID is reused.
     fn send(&self, pid: i32, signal: Signal) -> bool {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(handle) = handle else { return false };
@@ -134,17 +136,17 @@ impl Run {
     }
 }
 
-/// True if the environment of a process has such a line.
+/// True if the environment of a process contains a matching line.
 fn has_line(pid: i32, is_wanted: impl Fn(&[u8]) -> bool) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
     environment.split(|byte| *byte == 0).any(is_wanted)
 }
 
-/// Makes this process, `leno up`, the parent of processes of applications that have ended. The first process of a PID namespace
-/// is that already, also of processes that belong to no application.
+/// Makes this process, `leno up`, the subreaper of its applications' descendants. The init process of a PID
+/// namespace adopts orphans anyway, also of processes that belong to no application.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// If the kernel rejects it.
 pub(super) fn adopt_orphans() -> anyhow::Result<()> {
     let own = getpid();
     if own.is_init() {
@@ -153,8 +155,8 @@ pub(super) fn adopt_orphans() -> anyhow::Result<()> {
     set_child_subreaper(Some(own)).context("cannot become the parent of orphans")
 }
 
-/// The process of this number, if it is a descendant of an application that has ended: `leno up` adopted it. The commands that
-/// `leno up` runs are in its process group, except sidecars and first processes of applications.
+/// Returns the process with this ID, if it is a descendant of an ended application that `leno up` adopted. The
+/// commands that `leno up` runs are in its process group, except sidecars and first processes of applications.
 fn adopted(pid: i32) -> Option<Process> {
     let (process, own) = (sockets::process(pid)?, getpid().as_raw_nonzero().get());
     let is_adopted = process.parent == own
@@ -164,31 +166,31 @@ fn adopted(pid: i32) -> Option<Process> {
     is_adopted.then_some(process)
 }
 
-/// Frees the numbers of adopted processes that have ended.
+/// Reaps adopted processes that have ended.
 fn reap_adopted() {
     for pid in sockets::pids().filter(|pid| adopted(*pid).is_some_and(|it| it.is_zombie)) {
-        // One that is not there any more needs none.
+        // Another call may have reaped it.
         let _is_reaped = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG).is_ok();
     }
 }
 
-/// The applications that run.
+/// The running applications.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Runs(Rc<RefCell<BTreeMap<WorkloadName, Run>>>);
 
 impl Runs {
-    /// An application has started.
+    /// Adds an application that has started.
     pub(super) fn note(&self, workload: &WorkloadName, run: Run) {
         self.0.borrow_mut().insert(workload.clone(), run);
     }
 
-    /// All processes of an application have ended.
+    /// Removes an application after all its processes have ended.
     pub(super) fn forget(&self, workload: &WorkloadName) {
         self.0.borrow_mut().remove(workload);
     }
 
-    /// Kills all processes of the applications, also those in sessions of their own. `drop_supervisors` ends the tasks that
-    /// would start applications again.
+    /// Kills all processes of the applications, including those in other sessions. `drop_supervisors` ends the
+    /// tasks that would restart applications.
     pub(super) async fn kill(&self, drop_supervisors: impl FnOnce()) {
         let mut runs: Vec<Run> = self.0.borrow().values().cloned().collect();
         runs.iter_mut().for_each(Run::look);
@@ -205,10 +207,10 @@ impl Runs {
     }
 }
 
-/// The run of this process, which becomes an application.
+/// Returns the run of this process, which becomes an application.
 ///
 /// # Errors
-/// When `/proc` does not show it.
+/// If `/proc` does not contain it.
 pub(crate) fn own_run() -> anyhow::Result<Run> {
     let own = i32::try_from(std::process::id())?;
     Run::of(own).context("/proc does not show this process")
@@ -217,7 +219,7 @@ pub(crate) fn own_run() -> anyhow::Result<Run> {
 /// The variable in the environment of applications.
 const VARIABLE: &str = "LENO_APPLICATION_RUN";
 const NAMESPACE: &str = "/proc/self/ns/pid";
-/// The kernel needs no longer, unless a process hangs in the kernel.
+/// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -229,7 +231,8 @@ mod tests {
 
     use super::*;
 
-    /// A shell with a child in a session of its own, and the run that they belong to. The first process of the run is this one.
+    /// A shell with a child in another session, and the run of both. The first process of the run is the test
+    /// itself.
     fn shell(script: &str, run: &Run) -> Child {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]).process_group(0).stdout(Stdio::piped()).envs(run.variable());
@@ -258,7 +261,7 @@ mod tests {
         parent.kill().unwrap();
         parent.wait().unwrap();
         until_members(&run, 1).await;
-        // It began before the run did.
+        // Its start precedes that of the run.
         let later = Run { started: u64::MAX, ..run.clone() };
         assert!(later.members().is_empty());
         let ended = run.end(Duration::ZERO).await;

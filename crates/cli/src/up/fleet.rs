@@ -1,4 +1,4 @@
-//! The fleet: one sidecar, and perhaps one application, for each workload of this machine.
+//! The fleet: one sidecar, and optionally one application, for each workload of this machine.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -35,35 +35,35 @@ struct Member {
     reports: watch::Receiver<Option<Report>>,
     application: watch::Receiver<Progress>,
     counting: watch::Sender<bool>,
-    /// The sidecar has ended for good.
+    /// True once the sidecar has ended permanently.
     drained: watch::Receiver<bool>,
-    /// The task that keeps its processes.
+    /// The task that supervises its processes.
     task: task::Id,
 }
 
-/// How far a member is on its way out.
+/// The lifecycle stage of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// It is wanted.
+    /// Its processes should run.
     Running,
     /// Its sidecar drains, then its application stops.
     Leaving,
 }
 
-/// How a workload is doing.
+/// The state of a workload and its processes.
 #[derive(Debug, Clone)]
 pub(crate) struct Standing {
     /// The workload.
     pub(crate) workload: Arc<Workload>,
-    /// What its sidecar reported, while that runs.
+    /// The last report of its sidecar, while the sidecar runs.
     pub(crate) report: Option<Report>,
-    /// What its application is doing.
+    /// The state of its application.
     application: Progress,
 }
 
 impl Standing {
-    /// True when its sidecar has reported its listeners, and its application is ready, has had some time to become
-    /// so, or keeps exiting: waiting longer would tell nothing new.
+    /// True if its sidecar has reported its listeners, and its application is ready, has had `STARTING_MAX` to
+    /// become so, or keeps exiting: a longer wait gives no new information.
     pub(crate) fn is_settled(&self) -> bool {
         let Progress { state, since, failures, .. } = &self.application;
         let settled = match state {
@@ -74,13 +74,13 @@ impl Standing {
         self.report.is_some() && (settled || *failures >= FAILURES_MIN)
     }
 
-    /// True when its sidecar has reported its listeners and its application is ready, if it has one.
+    /// True if its sidecar has reported its listeners and its application, if any, is ready.
     pub(crate) fn is_up(&self) -> bool {
         let runs = matches!(self.application.state, State::Foreign | State::Running(_));
         self.report.is_some() && runs
     }
 
-    /// The process of its application, while that runs.
+    /// Returns the process ID of its application, while that runs.
     pub(crate) fn application_pid(&self) -> Option<i32> {
         match self.application.state {
             State::Starting(pid) | State::Running(pid) => Some(pid),
@@ -88,7 +88,7 @@ impl Standing {
         }
     }
 
-    /// True when its application has ended by itself, and does not run for long since.
+    /// True if its application has exited and has not run for long since.
     pub(crate) fn does_not_stay_up(&self) -> bool {
         let reported = self.application.reported();
         reported.is_some_and(|application| {
@@ -97,12 +97,12 @@ impl Standing {
         })
     }
 
-    /// The last exit of its application.
+    /// Returns the exit status of its last application process.
     pub(crate) fn last_exit(&self) -> Option<&str> {
         self.application.last_exit.as_deref()
     }
 
-    /// The ports of its application that are not served, each with the cause.
+    /// Returns the ports that its application does not serve, each with the cause.
     pub(crate) fn port_problems(&self) -> BTreeMap<u16, String> {
         self.application.reported().map(|application| application.ports).unwrap_or_default()
     }
@@ -110,7 +110,7 @@ impl Standing {
 
 #[cfg(test)]
 impl Standing {
-    /// A workload of which nothing runs yet.
+    /// A workload without running processes.
     pub(super) fn waiting(workload: Arc<Workload>) -> Self {
         Self { workload, report: None, application: Progress::waiting() }
     }
@@ -132,7 +132,7 @@ impl Standing {
 }
 
 impl Fleet {
-    /// An empty fleet.
+    /// Creates an empty fleet.
     pub(super) fn new(launcher: Rc<Launcher>) -> Self {
         Self {
             launcher,
@@ -143,14 +143,14 @@ impl Fleet {
         }
     }
 
-    /// Starts, changes and stops members until they are those of the registry.
+    /// Starts, updates and stops members until they match the registry.
     pub(super) fn want(&mut self, workloads: &[Workload]) {
         let wanted = |workload: &Workload| (workload.name.clone(), Arc::new(workload.clone()));
         self.wanted = workloads.iter().map(wanted).collect();
         self.converge();
     }
 
-    /// Resolves when something about the members may have changed.
+    /// Resolves when the state of a member may have changed.
     pub(super) async fn news(&mut self) {
         tokio::select! {
             () = self.news.notified() => {}
@@ -162,13 +162,13 @@ impl Fleet {
                         self.members.retain(|_, member| member.task != error.id());
                     }
                 }
-                // It may be wanted again, as somebody else.
+                // The workload may be wanted again with another account.
                 self.converge();
             }
         }
     }
 
-    /// How the members are doing.
+    /// Returns the states of the members.
     pub(super) fn standing(&self) -> Vec<Standing> {
         let standing = |member: &Member| Standing {
             workload: member.workload.borrow().clone(),
@@ -178,9 +178,10 @@ impl Fleet {
         self.members.values().map(standing).collect()
     }
 
-    /// Drains all sidecars, then stops the applications, so that no request in progress loses its application. First
-    /// the workloads that only call others leave. The others leave once they have no request in progress, or after
-    /// half of the drain timeout: a request that leads to another one needs the sidecars of both.
+    /// Drains all sidecars, then stops the applications, so that no request in progress loses its application.
+    /// Workloads without ports, which are only clients, leave first. The others leave once they have no request
+    /// in progress, or after half of the drain timeout: a request that causes another one needs the sidecars of
+    /// both.
     pub(super) async fn stop(&mut self) {
         self.wanted.clear();
         let is_client = |member: &&Member| member.workload.borrow().ports.is_empty();
@@ -189,7 +190,7 @@ impl Fleet {
         }
         for member in self.members.values().filter(is_client) {
             let mut drained = member.drained.clone();
-            // The sender is gone only when the member is.
+            // An error means that the member is gone.
             drop(drained.wait_for(|drained| *drained).await);
         }
         self.quiet(self.launcher.drain_timeout() / 2).await;
@@ -216,7 +217,7 @@ impl Fleet {
         for (name, member) in &self.members {
             let current = member.workload.borrow().clone();
             match self.wanted.get(name) {
-                // A certificate names the account: with another one it is somebody else.
+                // A certificate contains the account: another account is another identity.
                 Some(wanted) if wanted.account == current.account => {
                     if *wanted != current {
                         member.workload.send_replace(Arc::clone(wanted));
@@ -272,7 +273,7 @@ impl Member {
     }
 }
 
-/// The ends of a member's channels that belong to its task.
+/// The channel ends that belong to a member's task.
 struct Posts {
     workloads: watch::Receiver<Arc<Workload>>,
     stages: watch::Receiver<Stage>,
@@ -284,8 +285,7 @@ struct Posts {
 }
 
 impl Posts {
-    /// Where the member's processes run, as soon as there is a place; `None` when it is not
-    /// wanted any more.
+    /// Returns the placement of the member's processes once there is one; `None` if it is no longer wanted.
     async fn place(&mut self, launcher: &Launcher, name: &WorkloadName) -> Option<Placement> {
         let mut restarts = Restarts::default();
         loop {
@@ -302,7 +302,7 @@ impl Posts {
         }
     }
 
-    /// Keeps both processes until the member has left.
+    /// Supervises both processes until the member has left.
     async fn keep(&self, launcher: &Launcher, placement: &Placement) {
         let first = self.workloads.borrow().clone();
         let (stop_application, application_stops) = watch::channel(false);
@@ -319,7 +319,7 @@ impl Posts {
         };
         let mut stages = self.stages.clone();
         let leaving = async {
-            // A fleet that is gone wants nothing either.
+            // An error means that the fleet is gone: then the member leaves as well.
             drop(stages.wait_for(|stage| *stage >= Stage::Leaving).await);
             stop_sidecar.send_replace(true);
         };
@@ -346,7 +346,7 @@ impl Posts {
     }
 }
 
-/// Reports the state of an application to the control plane; never ends.
+/// Reports the state of an application to the control plane. Never returns.
 async fn report(
     launcher: &Launcher,
     workload: &Workload,
@@ -361,7 +361,7 @@ async fn report(
     }
 }
 
-/// Makes news of what the processes of a member do; never ends.
+/// Notifies the fleet when the state of a member's processes changes. Never returns.
 async fn tell(
     mut reports: watch::Receiver<Option<Report>>,
     mut application: watch::Receiver<Progress>,
@@ -377,7 +377,7 @@ async fn tell(
     }
 }
 
-/// An application that does not listen after this time is not waited for before the summary.
+/// The longest time that the summary waits for an application to listen.
 const STARTING_MAX: Duration = Duration::from_secs(2);
-/// After this number of ends in a row an application is not waited for.
+/// The number of consecutive exits after which the summary does not wait for an application.
 const FAILURES_MIN: u32 = 2;

@@ -1,4 +1,5 @@
-//! Process groups of applications, recorded in the data directory: the next start ends those that a killed `leno up` left.
+//! Process groups of applications, recorded in the data directory: the next start ends those that a killed
+//! `leno up` left.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,23 +20,23 @@ use super::sockets::{self, Process};
 use crate::data_directory::create_private;
 use crate::output;
 
-/// A process group, with all that tells it apart from a later one of the same number.
+/// A process group, with the data that distinguishes it from a later one of the same ID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Group {
-    /// The id of the boot.
+    /// The boot ID.
     boot: String,
-    /// The namespace of process numbers.
+    /// The PID namespace.
     namespace: String,
-    /// The number of the group and of its first process.
+    /// The ID of the group and of its first process.
     leader: i32,
-    /// The start of its first process, in clock ticks since the boot.
+    /// The start time of its first process, in clock ticks since boot.
     started: u64,
     session: i32,
-    /// The process of `leno up`, and its start.
+    /// The process ID of `leno up`, and its start time.
     supervisor: (i32, u64),
 }
 
-/// The file with the process group of an application.
+/// Returns the path of the record of an application's process group.
 pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
     data.join(DIRECTORY).join(workload.namespace.as_str()).join(workload.name.as_str())
 }
@@ -43,13 +44,13 @@ pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
 /// Records the process group of this process, which becomes an application.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub(crate) fn record(path: &Path) -> anyhow::Result<()> {
     write(path, i32::try_from(std::process::id())?)
 }
 
-/// Writes the record of an application that runs as this process again whenever it is absent, as after the removal of the
-/// data directory. Never ends.
+/// Restores the record of a running application whenever it is missing, as after the removal of the data
+/// directory. Never returns.
 pub(super) async fn keep(path: &Path, pid: i32) -> Infallible {
     let mut is_reported = false;
     loop {
@@ -98,8 +99,8 @@ pub(super) fn forget(path: &Path) {
     }
 }
 
-/// Ends the processes of applications that a killed `leno up` left; their descriptions. The caller has claimed the data
-/// directory, so that no other `leno up` runs them.
+/// Ends the processes of applications that a killed `leno up` left, and returns their descriptions. The caller
+/// has claimed the data directory, so that no other `leno up` runs them.
 pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
     let mut ended = Vec::new();
     for path in files(&data.join(DIRECTORY)).iter().flat_map(|namespace| files(namespace)) {
@@ -108,12 +109,12 @@ pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
         let is_over = match group {
             Some(group) if group.is_leftover() => {
                 ended.extend(group.end().await);
-                // Those that left the group.
+                // Processes that left the group.
                 let run = Run::new(&group.namespace, group.leader, group.started);
                 ended.extend(run.end(Duration::ZERO).await);
                 group.members().is_empty() && run.members().is_empty()
             }
-            // Its supervisor may live and need the record.
+            // Its supervisor may be running and need the record.
             Some(group) => boot().is_ok_and(|boot| boot != group.boot),
             None => true,
         };
@@ -125,8 +126,8 @@ pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
 }
 
 impl Group {
-    /// Of this boot and without its supervisor. The lock of a data directory does not show that one when the directory
-    /// was removed under it.
+    /// True if it belongs to this boot and PID namespace and its supervisor has ended. The lock of a data
+    /// directory does not prove the latter: the directory may have been removed while in use.
     fn is_leftover(&self) -> bool {
         let (supervisor, started) = self.supervisor;
         boot().is_ok_and(|boot| boot == self.boot)
@@ -135,7 +136,7 @@ impl Group {
                 .is_some_and(|it| it.started == started && !it.is_zombie)
     }
 
-    /// Kills all members, also those that they start meanwhile, for a bounded time.
+    /// Kills all members, including those started meanwhile, for `END_PATIENCE` at most.
     async fn end(&self) -> Vec<String> {
         let until = Instant::now() + END_PATIENCE;
         let mut killed = BTreeMap::new();
@@ -162,7 +163,7 @@ impl Group {
         killed.into_values().collect()
     }
 
-    /// The members that live. The kernel gives the number of a group to no process while the group has members: when
+    /// Returns the live members. The kernel does not reuse the ID of a group while the group has members: if
     /// another process has it, all members have ended.
     fn members(&self) -> Vec<i32> {
         let leader = sockets::process(self.leader);
@@ -180,7 +181,7 @@ impl Group {
             && !process.is_zombie
     }
 
-    /// Kills a member. The handle is of one process: if that is a member, the signal reaches no other process.
+    /// Kills a member. The pidfd refers to one process: the signal reaches no other after an ID is reused.
     fn kill(&self, pid: i32) -> bool {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(handle) = handle else { return false };
@@ -205,14 +206,14 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 
 /// The directory of the records in the data directory.
 const DIRECTORY: &str = "applications";
-/// A record has few short fields.
+/// The maximum size of a record, which has a few short fields.
 const RECORD_BYTES_MAX: u64 = 4096;
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const NAMESPACE: &str = "/proc/self/ns/pid";
-/// The kernel needs no longer, unless a process hangs in the kernel.
+/// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// The time between two looks for the record of an application that runs.
+/// The interval between two checks of the record of a running application.
 const RECORD_LOOK_EVERY: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -222,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// A group of a shell that is killed and of a process that it started.
+    /// The group of a killed shell, and a process that the shell started.
     fn orphans() -> (Group, Child) {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 600 & echo; wait"]).process_group(0).stdout(Stdio::piped());
@@ -262,9 +263,9 @@ mod tests {
             (other(&|it| it.namespace.push('x')), true),
             (other(&|it| it.session += 1), false),
             (other(&|it| it.supervisor = (own, own_start)), true),
-            // The group began after its members.
+            // The group starts after its members.
             (other(&|it| it.started = u64::MAX), false),
-            // The number belongs to a process that began at another time.
+            // The ID belongs to a process with another start time.
             (other(&|it| (it.leader, it.started) = (own, 1)), false),
         ] {
             let path = write_group(data.path(), &other);

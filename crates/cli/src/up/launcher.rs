@@ -1,4 +1,4 @@
-//! The launcher: how the processes of a workload are started.
+//! Launcher: the commands that start the processes of a workload.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -22,7 +22,7 @@ use super::placement::{Placement, Placements};
 use crate::data_directory::create_private;
 use crate::proxy::SUPERVISOR_OPTION;
 
-/// How the processes of a workload are started.
+/// Creates the commands of workloads' processes.
 pub(super) struct Launcher {
     control: Control,
     settings: Settings,
@@ -30,22 +30,22 @@ pub(super) struct Launcher {
     runs: Runs,
 }
 
-/// What is the same for all workloads.
+/// Settings that all workloads share.
 #[derive(Debug)]
 pub(super) struct Settings {
     /// The data directory.
     pub(super) data: PathBuf,
-    /// This program.
+    /// The path of this program.
     pub(super) binary: PathBuf,
-    /// Where workloads are placed.
+    /// The placement of workloads on this machine.
     pub(super) placements: Placements,
-    /// Further options of every sidecar.
+    /// Additional options of every sidecar.
     pub(super) sidecar_options: Vec<OsString>,
-    /// What sidecars log.
+    /// The log level of sidecars.
     pub(super) log_level: Option<String>,
-    /// How long requests under way may take when a sidecar is stopped.
+    /// The time for requests in progress to complete when a sidecar stops.
     pub(super) drain: Duration,
-    /// The soft limit of open files that applications get.
+    /// The soft limit of open files for applications.
     pub(super) open_files: Option<u64>,
 }
 
@@ -54,17 +54,17 @@ impl Launcher {
         Self { control, settings, console, runs: Runs::default() }
     }
 
-    /// The control plane.
+    /// Returns the control plane.
     pub(super) fn control(&self) -> &Control {
         &self.control
     }
 
-    /// Workloads without a connected sidecar, of which a replaced sidecar is rejected.
+    /// Returns the workloads without a connected sidecar that a replaced sidecar tries to serve.
     pub(super) fn replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
         self.control.replaced()
     }
 
-    /// The control plane, when nothing more is to be started.
+    /// Returns the control plane, after the last start of a process.
     pub(super) fn into_control(self) -> Control {
         self.control
     }
@@ -73,7 +73,7 @@ impl Launcher {
         &self.console
     }
 
-    /// The applications that run.
+    /// Returns the running applications.
     pub(super) fn runs(&self) -> &Runs {
         &self.runs
     }
@@ -86,10 +86,10 @@ impl Launcher {
         self.settings.drain
     }
 
-    /// The command of a workload's sidecar, with all that it needs on disk.
+    /// Returns the command of a workload's sidecar, after writing the files that it needs.
     ///
     /// # Errors
-    /// When its state directory or token file cannot be written.
+    /// If its state directory or token file cannot be written.
     pub(super) fn sidecar(
         &self,
         workload: &Workload,
@@ -120,7 +120,7 @@ impl Launcher {
         Ok(command)
     }
 
-    /// The command of an application, tied to our life.
+    /// Returns the command of an application, which ends with this process.
     pub(super) fn application(
         &self,
         workload: &WorkloadName,
@@ -147,12 +147,12 @@ impl Launcher {
         command
     }
 
-    /// The file with the process group of an application.
+    /// Returns the path of the record of an application's process group.
     pub(super) fn record_of(&self, workload: &WorkloadName) -> PathBuf {
         groups::file_of(&self.settings.data, workload)
     }
 
-    /// This program, behind whatever the placement puts before it.
+    /// Returns a command that runs this program, with the placement's wrapper before it.
     fn command(&self, placement: &Placement) -> Command {
         let binary = &self.settings.binary;
         match placement.wrapper.split_first() {
@@ -161,7 +161,7 @@ impl Launcher {
                 command.args(arguments).arg(binary);
                 command
             }
-            // It was replaced while it runs: what runs can still be started.
+            // The binary was removed or replaced: `/proc/self/exe` still starts the running version.
             None if !binary.exists() => {
                 let mut command = Command::new("/proc/self/exe");
                 command.arg0("leno");
@@ -171,8 +171,7 @@ impl Launcher {
         }
     }
 
-    /// Makes a sidecar's state directory ready. Returns a new token file unless the certificate
-    /// there is good.
+    /// Prepares a sidecar's state directory. Returns a new token file unless the certificate there is valid.
     fn prepare(&self, workload: &Workload, state: &Path) -> anyhow::Result<Option<PathBuf>> {
         create_private(state)?;
         let token = state.join(TOKEN_FILE);
@@ -183,7 +182,7 @@ impl Launcher {
             Ok(Some(held)) => self.belongs(held, workload),
             Ok(None) => true,
             Err(error) if is_damage(error) => false,
-            // Nothing is known of it: it may be as good as ever.
+            // An unreadable credential may still be valid: keep it.
             Err(_) => {
                 let shown = state.display();
                 return held.map(|_| None).with_context(|| format!("cannot read {shown}"));
@@ -209,7 +208,7 @@ impl Launcher {
         Ok(Some(token))
     }
 
-    /// Whether a certificate is that of this workload in this mesh.
+    /// True if a credential belongs to this workload in this mesh.
     fn belongs(&self, held: &Credential, workload: &Workload) -> bool {
         held.workload() == Some(&workload.name)
             && held.id().account == workload.account
@@ -218,7 +217,7 @@ impl Launcher {
     }
 }
 
-/// Whether what is on disk is no credential, rather than not readable at the moment.
+/// True if the stored data is not a credential, as opposed to temporarily unreadable.
 fn is_damage(error: &CredentialError) -> bool {
     match error {
         CredentialError::Io(error) => error.kind() == ErrorKind::InvalidData,
@@ -238,9 +237,9 @@ fn milliseconds(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
 }
 
-/// Variables that follow the user of an application unless the Workload sets them.
+/// Variables derived from the user of an application unless the Workload sets them.
 const USER_VARIABLES: [&str; 3] = ["USER", "LOGNAME", "HOME"];
-/// The token file in a sidecar's state directory; the sidecar removes it once it is used.
+/// The token file in a sidecar's state directory; the sidecar removes it after use.
 const TOKEN_FILE: &str = "token";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A mesh on this machine: an embedded control plane and the processes of every workload.
+//! A mesh on one machine: an embedded control plane and the processes of every workload.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -25,42 +25,42 @@ use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
 
-/// How a mesh on this machine runs.
+/// Options of a mesh on one machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    /// Which requests sidecars log.
+    /// The access log of sidecars.
     pub(crate) access_log: AccessLogArgs,
-    /// What sidecars accept and how long they wait.
+    /// Limits and timeouts of sidecars.
     pub(crate) limits: SidecarLimitArgs,
-    /// How long requests under way may take to finish when a sidecar is stopped.
+    /// The time for requests in progress to complete when a sidecar stops.
     pub(crate) drain: Duration,
-    /// What sidecars log.
+    /// The log level of sidecars.
     pub(crate) log_level: Option<LogLevel>,
-    /// The soft limit of open files that applications get.
+    /// The soft limit of open files for applications.
     pub(crate) open_files: Option<u64>,
-    /// Whether each workload gets a network namespace of its own, and how.
+    /// The options of network namespaces, if each workload gets its own.
     pub(crate) netns: Option<NetnsOptions>,
-    /// Where what processes write to their standard output goes.
+    /// The destination of the standard output of processes.
     pub(crate) output: Output,
 }
 
-/// A mesh on this machine. It must be tended: see [`LocalMesh::tend`].
+/// A mesh on one machine. [`LocalMesh::tend`] must be polled to supervise it.
 pub(crate) struct LocalMesh {
     launcher: Rc<Launcher>,
     fleet: Fleet,
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
     status: watch::Receiver<Arc<Status>>,
-    /// Held until everything has ended.
+    /// Held until all processes have ended.
     _data: DataDirectory,
 }
 
 impl LocalMesh {
     /// Starts the control plane, and begins to start the workloads. Must be called inside a
-    /// [`tokio::task::LocalSet`], on the thread that lives as long as this process: children die
-    /// with the thread that started them.
+    /// [`tokio::task::LocalSet`], on a thread that lives as long as this process: children die with the thread
+    /// that started them.
     ///
     /// # Errors
-    /// When the control plane cannot start.
+    /// If the control plane cannot start.
     pub(crate) async fn start(
         config: Config,
         data: DataDirectory,
@@ -81,7 +81,7 @@ impl LocalMesh {
         Ok(Self { launcher, fleet, workloads, status, _data: data })
     }
 
-    /// Keeps the processes those of the registry until `until` is done.
+    /// Reconciles the processes with the registry until `until` completes, and returns its result.
     pub(crate) async fn tend<T>(&mut self, until: impl Future<Output = T>) -> T {
         tokio::pin!(until);
         loop {
@@ -92,7 +92,7 @@ impl LocalMesh {
         }
     }
 
-    /// Tends until everything is up or known not to be, for `patience` at most; true if it is.
+    /// Tends the mesh until every workload is settled, for `patience` at most; true if it is.
     pub(crate) async fn wait_until_up(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         while !self.is_settled() {
@@ -104,7 +104,7 @@ impl LocalMesh {
         true
     }
 
-    /// Prints who is there and how to use it.
+    /// Prints the workloads and examples of their use.
     pub(crate) async fn introduce(&self, hint: &str) {
         let standing = self.standing();
         let status = Arc::clone(&self.status.borrow());
@@ -123,30 +123,30 @@ impl LocalMesh {
         }
     }
 
-    /// Reads the files again.
+    /// Reloads the files.
     pub(crate) fn reload(&self) {
         tracing::info!("SIGHUP: the files are read again");
         self.launcher.control().reload();
     }
 
-    /// What to open in a browser, if the control plane has a page.
+    /// Returns the URL of the control plane's page, if there is one.
     pub(crate) fn page(&self) -> Option<String> {
         self.status.borrow().page.clone()
     }
 
-    /// How the workloads are doing.
+    /// Returns the states of the workloads.
     pub(crate) fn standing(&self) -> Vec<Standing> {
         self.fleet.standing()
     }
 
-    /// Waits until a part of the control plane has ended although nobody asked for that. The mesh
-    /// is stopped in full order only when this was dropped.
+    /// Resolves when a part of the control plane has ended unexpectedly. `stop` shuts the control plane down
+    /// only after this future is dropped.
     pub(crate) fn control_ended(&self) -> impl Future<Output = EndedUnexpectedly> + use<> {
         let launcher = Rc::clone(&self.launcher);
         async move { launcher.control().ended().await }
     }
 
-    /// The applications that run.
+    /// Returns the running applications.
     pub(super) fn runs(&self) -> Runs {
         self.launcher.runs().clone()
     }
@@ -160,7 +160,7 @@ impl LocalMesh {
         }
     }
 
-    /// Takes in one piece of news.
+    /// Processes one change of the registry, the status or the fleet.
     async fn news(&mut self) {
         tokio::select! {
             Ok(()) = self.workloads.changed() => {
@@ -171,7 +171,7 @@ impl LocalMesh {
         }
     }
 
-    /// True when every workload is settled and the control plane has its listeners.
+    /// True if every workload is settled and the control plane has registered all of them.
     fn is_settled(&self) -> bool {
         let status = self.status.borrow();
         let standing = self.fleet.standing();
@@ -181,10 +181,11 @@ impl LocalMesh {
     }
 }
 
-/// The pause between two looks at applications that start: time passes without news of them.
+/// The interval between two checks of starting applications, which can settle without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// With namespaces the control plane listens where all of them reach it.
+/// Returns the placement of workloads. With namespaces the control plane listens on the gateway address, which
+/// all of them reach.
 fn place(mut config: Config, netns: Option<NetnsOptions>) -> anyhow::Result<(Config, Placements)> {
     let Some(netns) = netns else { return Ok((config, Placements::Doors)) };
     let namespaces = Namespaces::create(netns)?;

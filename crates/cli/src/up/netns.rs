@@ -1,4 +1,4 @@
-//! `leno up --netns`: a network namespace for each workload, its traffic redirected by nftables.
+//! `leno up --netns`: one network namespace per workload, its traffic redirected by nftables.
 
 mod leftovers;
 
@@ -22,26 +22,26 @@ use crate::range::Range;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Network namespaces")]
 pub(crate) struct NetnsOptions {
-    /// The private /16 network that workloads get their addresses from
+    /// Private /16 network for workload addresses
     #[arg(long, value_name = "NETWORK", default_value = "10.213.0.0/16", requires = "netns")]
     netns_subnet: Subnet,
-    /// Destination ports that applications reach directly, not through the mesh
+    /// Destination ports that bypass the sidecar
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "netns")]
     exclude_outbound_ports: Vec<u16>,
-    /// Destination ranges that applications reach directly, such as 192.0.2.0/24
+    /// Destination ranges that bypass the sidecar, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',', requires = "netns")]
     exclude_outbound_ranges: Vec<Range>,
-    /// Ports of applications that others reach directly, without mutual TLS
+    /// Application ports that clients reach directly, without mutual TLS
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "netns")]
     exclude_inbound_ports: Vec<u16>,
 }
 
-/// The network namespaces of one `leno up`, and the bridge that joins them. Removed on drop.
+/// The network namespaces of one `leno up`, and the bridge that connects them. Removed on drop.
 #[derive(Debug)]
 pub(super) struct Namespaces {
     options: NetnsOptions,
     bridge: String,
-    /// Shows to others that the bridge is in use; last, so that it is released after the removal.
+    /// The lock that marks the bridge as in use. Released after the removal.
     _claim: leftovers::Claim,
     placed: BTreeMap<WorkloadName, Namespace>,
 }
@@ -52,11 +52,11 @@ struct Namespace {
     host: u16,
 }
 
-/// The first two bytes of the /16 from which the mesh takes its addresses.
+/// The first two bytes of the /16 network of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Subnet([u8; 2]);
 
-/// A route, as iproute2 describes it.
+/// A route in the JSON output of iproute2.
 #[derive(Debug, serde::Deserialize)]
 struct Route {
     dst: String,
@@ -64,7 +64,7 @@ struct Route {
 }
 
 impl Namespaces {
-    /// Makes the bridge, after removing what a killed predecessor left behind.
+    /// Creates the bridge, after removing the leftovers of killed meshes.
     pub(super) fn create(options: NetnsOptions) -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             bail!("--netns needs root: run it with sudo, or without --netns to use doors");
@@ -83,12 +83,13 @@ impl Namespaces {
         Ok(namespaces)
     }
 
-    /// Where the control plane and the host are reached from every namespace.
+    /// Returns the address of the control plane and the host in every namespace.
     pub(super) fn gateway(&self) -> Ipv4Addr {
         self.options.netns_subnet.gateway()
     }
 
-    /// A namespace for a workload: made, connected and redirected; the same one when asked again.
+    /// Returns the placement of a workload, and creates, connects and redirects its namespace on the first
+    /// call.
     pub(super) fn place(&mut self, workload: &WorkloadName) -> anyhow::Result<Placement> {
         if !self.placed.contains_key(workload) {
             let host = self.free_host().context("all addresses of the subnet are in use")?;
@@ -103,12 +104,12 @@ impl Namespaces {
         Ok(placement(namespace, self.options.netns_subnet.host(namespace.host)))
     }
 
-    /// What the namespace of a workload is called, for `ip netns`.
+    /// Returns the name of a workload's namespace, for `ip netns`.
     pub(super) fn name_of(&self, workload: &WorkloadName) -> Option<String> {
         self.placed.get(workload).map(|namespace| namespace.name.clone())
     }
 
-    /// Removes a workload's namespace, when its processes have ended.
+    /// Removes a workload's namespace, after its processes have ended.
     pub(super) fn remove(&mut self, workload: &WorkloadName) {
         if let Some(namespace) = self.placed.remove(workload) {
             remove_namespace(&namespace.name);
@@ -128,8 +129,8 @@ impl Namespaces {
         ip(&["-n", name, "link", "set", "eth0", "up"])?;
         ip(&["-n", name, "route", "add", "default", "via", &gateway])?;
         if has_v6() {
-            // Nothing leaves by it: a connection needs an address of its own and a way out before
-            // it can be redirected.
+            // No packet leaves by this route: a connection needs a source address and a route before it can be
+            // redirected.
             let address = format!("{NETWORK_V6}{host:x}/128");
             ip(&["-n", name, "-6", "address", "add", &address, "dev", "eth0", "nodad"])?;
             ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
@@ -173,8 +174,8 @@ impl Subnet {
         Ipv4Addr::new(self.0[0], self.0[1], third, fourth)
     }
 
-    /// An error if this machine reaches a part of the network elsewhere already. A wider route may
-    /// stay: the narrower wins.
+    /// Returns an error if this machine already routes a part of the network. A wider route is no conflict: the
+    /// more specific route wins.
     fn refuse_if_in_use(self) -> anyhow::Result<()> {
         let Some(Route { dst, dev }) = self.routes_within()?.into_iter().next() else {
             return Ok(());
@@ -191,11 +192,11 @@ impl Subnet {
         );
     }
 
-    /// What the routing tables say of the network and of its parts.
+    /// Returns the routes to the network and its parts, from all routing tables.
     fn routes_within(self) -> anyhow::Result<Vec<Route>> {
         let network = self.to_string();
         let told = ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
-        // Where there is none, it prints nothing, or an empty list.
+        // Without a route the output is empty, or an empty list.
         if told.trim_ascii().is_empty() {
             return Ok(Vec::new());
         }
@@ -209,7 +210,7 @@ impl std::fmt::Display for Subnet {
     }
 }
 
-/// Reads `10.213.0.0/16`.
+/// Parses `10.213.0.0/16`.
 impl std::str::FromStr for Subnet {
     type Err = String;
 
@@ -241,15 +242,15 @@ fn placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
     }
 }
 
-/// Whether this kernel speaks IPv6, and lets new namespaces do so.
+/// True if the kernel supports IPv6 and enables it in new namespaces.
 fn has_v6() -> bool {
     let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6");
     disabled.is_ok_and(|disabled| disabled.trim() == "0")
 }
 
-/// The redirection: every TCP connection out goes to the sidecar but its own (by mark), every
-/// connection in from elsewhere too. Nothing of IPv6 crosses the border, so that nothing goes around;
-/// what is dropped on its way out is what was not redirected before.
+/// Returns the nftables rules. Outbound TCP connections go to the sidecar, except its own (by mark); inbound
+/// connections from other namespaces and the host as well. All other IPv6 traffic of the interface is dropped,
+/// so that it cannot bypass the sidecar.
 fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String {
     let set = |what: &str, items: Vec<String>| match items.is_empty() {
         true => String::new(),
@@ -288,7 +289,7 @@ fn ip(arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
     feed("ip", arguments, "")
 }
 
-/// Runs a command with `input`; gives what it prints. What it complains of becomes the error.
+/// Runs a command with `input` and returns its output. Its standard error becomes the error.
 fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8>> {
     use std::io::Write as _;
     let shown = || format!("{program} {}", arguments.join(" "));
@@ -309,7 +310,7 @@ fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8
     Ok(output.stdout)
 }
 
-/// Cleaning up goes on whatever fails; what is gone already is not worth a word.
+/// Runs `ip` during cleanup, which continues after errors. The object may already be gone.
 fn best_effort(arguments: &[&str]) {
     if let Err(error) = ip(arguments) {
         tracing::debug!(%error, "cleaning up");
@@ -317,7 +318,7 @@ fn best_effort(arguments: &[&str]) {
 }
 
 fn remove_namespace(name: &str) {
-    // A closing socket keeps a namespace for a minute after its name is gone, and its link with it.
+    // A closing socket keeps a namespace and its link for a minute after the name is removed.
     best_effort(&["link", "del", &outer(name)]);
     best_effort(&["netns", "del", name]);
     let etc = etc(name);
@@ -326,22 +327,22 @@ fn remove_namespace(name: &str) {
     }
 }
 
-/// The end of a namespace's link that is on the host; 15 bytes at most.
+/// Returns the name of the host end of a namespace's link; 15 bytes at most.
 fn outer(namespace: &str) -> String {
     namespace.replacen("leno", "ln", 1)
 }
 
-/// Where `ip netns exec` finds the files that it puts over those of `/etc`.
+/// Returns the directory of the files that `ip netns exec` mounts over those of `/etc`.
 fn etc(name: &str) -> PathBuf {
     Path::new("/etc/netns").join(name)
 }
 
-/// Where namespaces have their own addresses of IPv6, which nobody outside can reach.
+/// The IPv6 prefix of the namespaces' own addresses, unreachable from outside.
 const NETWORK_V6: &str = "fd6c:656e:6f00:1::";
-/// Hosts of the subnet: after the gateway, before the broadcast address.
+/// Host numbers in the subnet: after the gateway, before the broadcast address.
 const FIRST_HOST: u16 = 2;
 const LAST_HOST: u16 = 65_534;
-/// Where a sidecar's admin page is in its namespace, as OSM's users expect.
+/// The port of a sidecar's admin page in its namespace, the same as in OSM.
 const ADMIN_PORT: u16 = 15_000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How workloads are placed on the machine: what their processes are started through and told.
+//! Placement of workloads on the machine: the wrapper of their processes and the options of their sidecars.
 
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,29 +9,29 @@ use tokio::task::{JoinError, spawn_blocking};
 
 use super::netns::Namespaces;
 
-/// Where the workloads of a mesh are placed.
+/// The placement of a mesh's workloads.
 #[derive(Debug)]
 pub(super) enum Placements {
-    /// Beside everything else on this machine: traffic goes through doors on loopback.
+    /// In the host's network namespace: traffic goes through outbound listeners on loopback.
     Doors,
-    /// Each in a network namespace of its own, where its traffic is redirected.
+    /// Each in its own network namespace, with its traffic redirected.
     Namespaces(Arc<Mutex<Namespaces>>),
 }
 
-/// How one workload is placed.
+/// The placement of one workload.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Placement {
-    /// What the command of each of its processes is put behind; nothing by default.
+    /// The command line before the command of each of its processes; empty by default.
     pub(super) wrapper: Vec<OsString>,
-    /// Options of its sidecar that say how traffic reaches it.
+    /// Options of its sidecar that select how it receives traffic.
     pub(super) sidecar_options: Vec<OsString>,
 }
 
 impl Placements {
-    /// Makes room for a workload; the same place when asked again.
+    /// Returns the placement of a workload, and creates its network namespace on the first call.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If the namespace cannot be created.
     pub(super) async fn place(&self, workload: &WorkloadName) -> anyhow::Result<Placement> {
         let workload = workload.clone();
         let placed = match self {
@@ -41,7 +41,7 @@ impl Placements {
         placed.context("the maker of network namespaces failed")?
     }
 
-    /// The network namespace that a workload has of its own, if it has one.
+    /// Returns the name of a workload's own network namespace, if it has one.
     pub(super) async fn namespace(&self, workload: &WorkloadName) -> Option<String> {
         let workload = workload.clone();
         match self {
@@ -50,7 +50,7 @@ impl Placements {
         }
     }
 
-    /// Gives a workload's room back, when its processes have ended.
+    /// Removes a workload's namespace, after its processes have ended.
     pub(super) async fn release(&self, workload: &WorkloadName) {
         let name = workload.clone();
         let released = match self {
@@ -63,7 +63,7 @@ impl Placements {
     }
 }
 
-/// Runs the commands that change namespaces where nobody else waits for them.
+/// Runs the blocking commands that change namespaces on a separate thread.
 async fn aside<T: Send + 'static>(
     namespaces: &Arc<Mutex<Namespaces>>,
     change: impl FnOnce(&mut Namespaces) -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! Readiness of an application: the ports that it listens on itself, and those that another process holds.
+//! Readiness of an application: the ports on which it listens itself, and those that another process holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -17,25 +17,25 @@ use tokio::time::{Instant, sleep};
 use super::descendants::Run;
 use super::sockets::{self, Listening};
 
-/// The state of one port of an application that runs.
+/// The state of one port of a running application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Port {
-    /// Nothing listens there yet, or the first readiness check has not succeeded.
+    /// No process listens there yet, or the first readiness check has not succeeded.
     Starting,
-    /// The same, for longer than a request waits for the start. This problem is reported.
+    /// Like `Starting`, for longer than requests wait for the start. The problem is reported.
     Overdue(&'static str),
     /// The application listens there, and its readiness check succeeds.
     Ready,
-    /// Nothing listens there, and the application has had time enough.
+    /// No process listens there, and the start timeout has expired.
     Silent,
     /// The application listens there, and its readiness check fails.
     Unready,
-    /// This process listens there.
+    /// Another process listens there.
     Taken(String),
 }
 
 impl Port {
-    /// The problem in words, if the port is not served.
+    /// Returns a description of the problem, if the port is not served.
     pub(super) fn problem(&self) -> Option<String> {
         match self {
             Self::Starting | Self::Ready => None,
@@ -46,47 +46,47 @@ impl Port {
         }
     }
 
-    /// True while requests wait for it.
+    /// True while requests wait for the port.
     fn is_starting(&self) -> bool {
         matches!(self, Self::Starting | Self::Overdue(_))
     }
 }
 
-/// The ports of an application, by number.
+/// The port states of an application, by port number.
 pub(super) type Ports = BTreeMap<u16, Port>;
 
-/// The application that is observed.
+/// The observed application.
 #[derive(Debug, Clone)]
 pub(super) struct Observed {
     pub(super) pid: i32,
     pub(super) workload: watch::Receiver<Arc<Workload>>,
-    /// The sockets that listened before it was started.
+    /// The listening sockets before its start.
     pub(super) before: BTreeSet<u64>,
-    /// It runs in a network namespace of its own.
+    /// True if it runs in its own network namespace.
     pub(super) is_apart: bool,
 }
 
-/// State between two inspections.
+/// State kept between two checks.
 #[derive(Debug, Clone, Default)]
 struct Memory {
     /// Sockets of the application itself.
     own: BTreeSet<u64>,
-    /// Sockets of other processes, by those.
+    /// Sockets of other processes, with descriptions of these.
     foreign: BTreeMap<u64, String>,
-    /// Failures of the readiness check in a row.
+    /// Consecutive failures of the readiness check.
     failures: u32,
     was_ready: bool,
-    /// The readiness check has succeeded once.
+    /// True if the readiness check has succeeded once.
     was_checked: bool,
 }
 
-/// The inodes of the sockets that listen now where this process is.
+/// Returns the inodes of the listening sockets in the network namespace of this process.
 pub(super) fn listening_now() -> BTreeSet<u64> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
     sockets::listening(own).into_iter().map(|socket| socket.inode).collect()
 }
 
-/// Publishes the states of the application's ports until it is dropped.
+/// Publishes the states of the application's ports until dropped.
 pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
     let began = Instant::now();
     let mut memory = Memory::default();
@@ -112,7 +112,7 @@ pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
     }
 }
 
-/// `age`: the time since the start of the application.
+/// Checks all ports once. `age` is the time since the start of the application.
 fn look(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports {
     let workload = observed.workload.borrow().clone();
     let all = sockets::listening(observed.pid);
@@ -149,9 +149,10 @@ enum Owner {
     Other(String),
 }
 
-/// Finds the owner of the sockets at one address. The kernel gives each of several sockets a share of the connections
-/// (`SO_REUSEPORT`), so that one of another process makes the port that process's. A socket is the application's if any of
-/// its processes has it open. A socket with a hidden owner belongs to another process if it is older than the application.
+/// Returns the owner of the sockets at one address. The kernel distributes connections among several sockets
+/// (`SO_REUSEPORT`), so that a single socket of another process makes that process the owner. A socket belongs
+/// to the application if any of its processes has it open. A socket with a hidden owner belongs to another
+/// process if it existed before the application.
 fn owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owner {
     let is_known = |memory: &Memory, inode: u64| {
         memory.own.contains(&inode) || memory.foreign.contains_key(&inode)
@@ -179,7 +180,8 @@ fn owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owne
     }
 }
 
-/// The processes of the application with this first one, also those that left its process tree, its group and its session.
+/// Returns the processes of the application with this first process, including those that left its process
+/// tree, group and session.
 fn application(pid: i32) -> BTreeSet<i32> {
     let mut found = sockets::tree(pid);
     if let Some(run) = Run::of(pid) {
@@ -188,7 +190,7 @@ fn application(pid: i32) -> BTreeSet<i32> {
     found
 }
 
-/// The state of a port at which the application listens, by its readiness check.
+/// Returns the state of a port on which the application listens, from its readiness check.
 fn checked(
     observed: &Observed,
     (address, path): (SocketAddr, &str),
@@ -197,7 +199,7 @@ fn checked(
 ) -> Port {
     let path = path.to_owned();
     let namespace = observed.is_apart.then_some(observed.pid);
-    // A thread of its own: it stays in the namespace that it moves to.
+    // The thread stays in the namespace that it enters.
     let thread = std::thread::Builder::new().name("readiness".to_owned());
     let answered = thread.spawn(move || {
         if let Some(pid) = namespace {
@@ -220,12 +222,12 @@ fn checked(
     }
 }
 
-/// The state of a port that is not ready after this time. Requests wait for it in either state.
+/// Returns the state of a port that is not ready at this age. Requests wait in either state.
 fn starting(age: Duration, problem: &'static str) -> Port {
     if age >= OVERDUE_AFTER { Port::Overdue(problem) } else { Port::Starting }
 }
 
-/// Sends the request of the check; true when its status is from 200 to 299.
+/// Sends the readiness request; true if the status is 200 to 299.
 fn succeeds(address: SocketAddr, path: &str) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect_timeout(&address, CHECK_PATIENCE)?;
     stream.set_read_timeout(Some(CHECK_PATIENCE))?;
@@ -237,21 +239,22 @@ fn succeeds(address: SocketAddr, path: &str) -> std::io::Result<bool> {
     Ok(head.starts_with(b"HTTP/1.") && head.get(8..10) == Some(b" 2"))
 }
 
-/// The first look, and the pauses while it starts.
+/// The base of the growing interval between checks while the application starts.
 const LOOK_SOON: Duration = Duration::from_millis(10);
-/// The longest pause while it starts.
+/// The longest interval while the application starts.
 const LOOK_STARTING: Duration = Duration::from_millis(200);
-/// The pause afterwards.
+/// The interval after the start.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// A port that is not ready after this time is a problem: the sidecar waits 10 s at most with a request, so that requests fail.
+/// The age from which a port that is not ready is reported as a problem. Requests wait for 10 s at most and
+/// then fail.
 const OVERDUE_AFTER: Duration = Duration::from_secs(12);
-/// An application that does not listen after this time is not waited for any more.
+/// The start timeout of an application.
 const STARTING_MAX: Duration = Duration::from_secs(60);
-/// Failures of the readiness check in a row after which no connection is forwarded.
+/// Consecutive failures of the readiness check after which connections are not forwarded.
 const FAILURES_MAX: u32 = 3;
-/// The time that the application has for each step of the check.
+/// The timeout of each step of the check.
 const CHECK_PATIENCE: Duration = Duration::from_secs(1);
-/// `HTTP/1.1 200`.
+/// The length of `HTTP/1.1 200`.
 const STATUS_BYTES: usize = 12;
 
 #[cfg(test)]
@@ -284,7 +287,7 @@ mod tests {
         let mut memory = Memory::default();
         let ports = look(&observed(own, port), &mut memory, Duration::ZERO);
         assert_eq!(ports[&port], Port::Ready);
-        // This process is outside the tree of the other one.
+        // The test process is outside the tree of the child.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = i32::try_from(child.id()).unwrap();
         let ports = look(&observed(other, port), &mut Memory::default(), Duration::ZERO);
@@ -293,7 +296,7 @@ mod tests {
         drop(socket);
         let ports = look(&observed(other, port), &mut Memory::default(), Duration::ZERO);
         assert_eq!(ports[&port], Port::Starting);
-        // Requests fail after 10 s, and the supervisor waits for a minute.
+        // Requests fail after 10 s; the start timeout is 60 s.
         let ports = look(&observed(other, port), &mut Memory::default(), OVERDUE_AFTER);
         assert_eq!(ports[&port], Port::Overdue(PORT_SILENT));
         assert_eq!(ports[&port].problem().as_deref(), Some(PORT_SILENT));
@@ -303,7 +306,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// A process outside the tree of this one, with a socket as its input.
+    /// A process outside the test's process tree, with a socket as its standard input.
     fn holder(socket: TcpListener, variable: Option<(&str, &str)>) -> std::process::Child {
         let mut holder = std::process::Command::new("sleep");
         holder.arg("60").envs(variable).stdin(std::os::fd::OwnedFd::from(socket)).spawn().unwrap()
@@ -324,7 +327,7 @@ mod tests {
         }
     }
 
-    /// The kernel gives both of them connections.
+    /// The kernel distributes connections between both.
     #[test]
     fn a_port_that_another_process_shares_is_taken() {
         let shared = |port: u16| {

@@ -1,15 +1,15 @@
-//! When something that ended is started again: soon, then later and later, never too late.
+//! Restart back-off of processes: delays double after each failure, up to a bound.
 
 use std::time::Duration;
 
-/// Counts failures in a row.
+/// Counts consecutive failures.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Restarts {
     failures: u32,
 }
 
 impl Restarts {
-    /// How long to wait after something ended that had lived for `lived`.
+    /// Returns the delay before the restart of a process that ran for `lived`.
     pub(super) fn after(&mut self, lived: Duration) -> Duration {
         if lived >= HEALTHY {
             self.failures = 0;
@@ -19,22 +19,22 @@ impl Restarts {
         delay.min(DELAY_MAX)
     }
 
-    /// The number of failures in a row.
+    /// Returns the number of consecutive failures.
     pub(super) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Forgets the failures: what is started next is something else.
+    /// Resets the failures, when the next process is a different one.
     pub(super) fn forget(&mut self) {
         self.failures = 0;
     }
 }
 
-/// What lived so long was healthy: its end is a first failure.
+/// A process that ran for this time was healthy: its exit counts as a first failure.
 const HEALTHY: Duration = Duration::from_secs(30);
 const DELAY_MIN: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(5);
-/// Enough to pass the longest delay.
+/// Enough to exceed the longest delay.
 const DOUBLINGS_MAX: u32 = 6;
 
 #[cfg(test)]

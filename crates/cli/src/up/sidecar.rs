@@ -1,4 +1,4 @@
-//! A workload's sidecar: started, watched, and started again for as long as it is wanted.
+//! Supervisor of a workload's sidecar: starts it, and restarts it while it is wanted.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as SocketPair;
@@ -24,8 +24,8 @@ use super::restart::Restarts;
 use crate::output;
 use crate::proxy::{Order, Report};
 
-/// Keeps the sidecar of a workload running until told to stop. `reports` holds what it reported
-/// while it runs, nothing otherwise.
+/// Keeps the sidecar of a workload running until `stop`. `reports` holds its last report while it runs, `None`
+/// otherwise.
 pub(super) async fn keep(
     through: (&Launcher, &Placement),
     workload: &Workload,
@@ -56,21 +56,21 @@ pub(super) async fn keep(
     }
 }
 
-/// Signals to a sidecar.
+/// Inputs of a sidecar's supervisor.
 pub(super) struct Signals {
     /// The state of its application.
     pub(super) application: watch::Receiver<Progress>,
-    /// Its requests in progress are to be reported.
+    /// True if the sidecar should report its requests in progress.
     pub(super) counting: watch::Receiver<bool>,
-    /// It is to stop for good.
+    /// True if it should stop permanently.
     pub(super) stop: watch::Receiver<bool>,
 }
 
-/// How a run came to its end.
+/// The end of a run.
 enum Ended {
     Stopped(End),
     Exited(ExitStatus),
-    /// Another sidecar had joined in its place.
+    /// Another sidecar joined in its place.
     Replaced,
 }
 
@@ -121,7 +121,7 @@ async fn until_replaced(
     mut replaced: watch::Receiver<Arc<ReplacedSidecars>>,
     workload: &WorkloadName,
 ) {
-    // A rejection of the process before this one.
+    // The last rejection of the previous process.
     let former = replaced.borrow_and_update().get(workload).copied();
     let is_rejected = |all: &Arc<ReplacedSidecars>| {
         let last = all.get(workload).copied();
@@ -132,7 +132,7 @@ async fn until_replaced(
     }
 }
 
-/// Sends orders whenever they change, until the sidecar does not read them.
+/// Sends the sidecar each changed order, until the socket closes.
 async fn order(
     mut socket: OwnedWriteHalf,
     mut application: watch::Receiver<Progress>,
@@ -160,7 +160,7 @@ async fn order(
     }
 }
 
-/// Waits until no request is in progress, for `patience` at most. `is_busy`: the newest report of a sidecar has some.
+/// Waits until `is_busy`, based on the latest reports of sidecars, stays false, for `patience` at most.
 pub(super) async fn quiet(is_busy: impl Fn() -> bool, patience: Duration) {
     let until = Instant::now() + patience;
     let mut idle = 0;
@@ -170,7 +170,7 @@ pub(super) async fn quiet(is_busy: impl Fn() -> bool, patience: Duration) {
     }
 }
 
-/// Takes in reports until the sidecar ends or says what nobody understands.
+/// Receives reports until the sidecar ends or sends one that cannot be parsed.
 async fn listen(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) {
     let mut socket = BufReader::new(socket);
     let mut line = String::new();
@@ -187,13 +187,13 @@ async fn listen(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) 
     }
 }
 
-/// The pause between two looks at the requests in progress.
+/// The interval between two checks of the requests in progress.
 const QUIET_EVERY: Duration = Duration::from_millis(25);
-/// Looks in a row without a request after which there is none: reports of different sidecars are of different moments.
+/// Consecutive idle checks that are required: reports of different sidecars are of different times.
 const QUIET_LOOKS: u32 = 5;
-/// The reason for the new start of a sidecar that was replaced.
+/// The reason for the restart of a replaced sidecar.
 const REPLACED: &str = "another sidecar of the workload joined with a token in its place, and is not connected any more";
-/// Some hundred doors.
+/// Enough for several hundred listeners.
 const REPORT_BYTES_MAX: u64 = 64 * 1024;
-/// What a sidecar needs beside the time that requests under way are given.
+/// The time that a sidecar needs to stop in addition to the drain timeout.
 const DRAIN_SLACK: Duration = Duration::from_secs(2);

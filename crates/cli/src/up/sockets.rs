@@ -1,45 +1,45 @@
-//! Listening sockets and their owners, as `/proc` shows them.
+//! Listening sockets and their owners, from `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-/// A socket that listens for TCP connections.
+/// A listening TCP socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Listening {
     pub(super) address: SocketAddr,
     pub(super) inode: u64,
 }
 
-/// A process, as far as its place among others matters.
+/// A process and its relations to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) parent: i32,
     pub(super) group: i32,
     pub(super) session: i32,
-    /// Its start in clock ticks since the boot.
+    /// Its start time in clock ticks since boot.
     pub(super) started: u64,
     pub(super) is_zombie: bool,
 }
 
-/// The sockets that listen in the network namespace of a process.
+/// Returns the listening sockets in the network namespace of a process.
 pub(super) fn listening(pid: i32) -> Vec<Listening> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
     let tables = ["tcp", "tcp6"].into_iter().filter_map(|name| read(name).ok());
     tables.flat_map(|table| parse_table(&table)).collect()
 }
 
-/// The process of `root`, its descendants, and all that stayed in their process groups or sessions.
+/// Returns the process `root`, the processes of its group and session, and the descendants of all of these.
 pub(super) fn tree(root: i32) -> BTreeSet<i32> {
     let processes: BTreeMap<i32, Process> =
         pids().filter_map(|pid| Some((pid, process(pid)?))).collect();
     members(root, &processes)
 }
 
-/// The process of this number.
+/// Returns the process with this ID.
 pub(super) fn process(pid: i32) -> Option<Process> {
-    // A command may have bytes that are no text.
+    // The command may contain bytes that are not UTF-8.
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_stat(&String::from_utf8_lossy(&stat))
 }
@@ -60,7 +60,7 @@ fn members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
     }
 }
 
-/// The process that has a socket open, among these.
+/// Returns the first of these processes that has a socket open.
 pub(super) fn holder(inode: u64, among: impl IntoIterator<Item = i32>) -> Option<i32> {
     let link = format!("socket:[{inode}]");
     let holds = |pid: &i32| {
@@ -71,20 +71,20 @@ pub(super) fn holder(inode: u64, among: impl IntoIterator<Item = i32>) -> Option
     among.into_iter().find(holds)
 }
 
-/// All processes.
+/// Returns the IDs of all processes.
 pub(super) fn pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A process in words: its command and number.
+/// Returns a description of a process: its command and ID.
 pub(super) fn described(pid: i32) -> String {
     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("{} (process {pid})", command.trim_end())
 }
 
-/// The sockets among `all` that a connection to an address reaches: those of exactly that address before those of all, and
-/// of these the ones of its family first.
+/// Returns the sockets among `all` that receive connections to an address: those bound to exactly that address,
+/// else the wildcard sockets of its family, else the IPv6 wildcard sockets.
 pub(super) fn at(address: SocketAddr, all: &[Listening]) -> Vec<&Listening> {
     let exact: Vec<&Listening> = all.iter().filter(|it| it.address == address).collect();
     if !exact.is_empty() {
@@ -97,12 +97,13 @@ pub(super) fn at(address: SocketAddr, all: &[Listening]) -> Vec<&Listening> {
         });
         of_all.collect::<Vec<&Listening>>()
     };
-    // A socket of all IPv6 addresses takes connections of IPv4 as well, unless it declines them or another one is there.
+    // An IPv6 wildcard socket accepts IPv4 connections as well, unless it is IPv6-only or an IPv4 wildcard
+    // socket exists.
     let same_family = of_all(address.is_ipv4());
     if same_family.is_empty() && address.is_ipv4() { of_all(false) } else { same_family }
 }
 
-/// `/proc/net/tcp` and `tcp6` (proc(5)): only sockets that listen.
+/// Parses the listening sockets of `/proc/net/tcp` and `tcp6` (proc(5)).
 fn parse_table(table: &str) -> Vec<Listening> {
     let row = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
@@ -119,7 +120,7 @@ fn parse_table(table: &str) -> Vec<Listening> {
     table.lines().filter_map(row).collect()
 }
 
-/// Words of 32 bits in the order of the machine, each in hexadecimal.
+/// Parses an address of 32-bit words in native byte order, in hexadecimal.
 fn parse_ip(text: &str) -> Option<IpAddr> {
     let words: Option<Vec<[u8; 4]>> = (0..text.len())
         .step_by(8)
@@ -132,7 +133,7 @@ fn parse_ip(text: &str) -> Option<IpAddr> {
     Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical())
 }
 
-/// The command in parentheses may hold anything.
+/// Parses `/proc/PID/stat` (proc(5)). The command in parentheses may contain any characters.
 fn parse_stat(stat: &str) -> Option<Process> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut words = rest.split_whitespace();
@@ -143,10 +144,10 @@ fn parse_stat(stat: &str) -> Option<Process> {
     Some(Process { parent, group, session, started, is_zombie })
 }
 
-/// The number of fields between the state of a process and its start (proc(5): fields 3 and 22).
+/// The number of fields between the state and the start time (proc(5): fields 3 and 22).
 const START_FIELD: usize = 18;
 
-/// `TCP_LISTEN` of the kernel.
+/// The kernel's `TCP_LISTEN`.
 const LISTEN: &str = "0A";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What `leno up` says when the mesh is up: who is there, and how to use it.
+//! Summary that `leno up` prints once the mesh is up: workloads, problems and example commands.
 
 use std::fmt::Write as _;
 
@@ -9,14 +9,14 @@ use super::fleet::Standing;
 use crate::figures::counted;
 use crate::output::{Column, Format, Listing};
 
-/// A workload that is introduced.
+/// A workload in the summary.
 pub(super) struct Introduced<'a> {
     pub(super) standing: &'a Standing,
-    /// The network namespace that it has of its own, if it has one.
+    /// The name of its own network namespace, if it has one.
     pub(super) namespace: Option<String>,
 }
 
-/// What is worth knowing once everything runs.
+/// Renders the summary.
 pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) -> String {
     let mut text = format!(
         "\n{}: {}, {}, {} mode, trust domain {}\n\n",
@@ -30,7 +30,7 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
     let mut listing = Listing::new(if placed { NAMESPACE_COLUMNS } else { DOOR_COLUMNS });
     for Introduced { standing, namespace } in members {
         let workload = &standing.workload;
-        // There are no HTTP proxies where everything is redirected.
+        // Redirected workloads have no HTTP proxy listener.
         let proxy = standing.report.as_ref().and_then(crate::proxy::Report::http_proxy);
         let proxy = proxy.map(|proxy| proxy.to_string()).unwrap_or_default();
         let doors = workload.doors.iter();
@@ -51,7 +51,7 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
     text
 }
 
-/// The first words, with the number of things that do not work.
+/// Returns the first line's start, with the numbers of problems.
 fn verdict(members: &[Introduced<'_>]) -> String {
     let all = || members.iter().map(|member| member.standing);
     let closed: usize = all().filter_map(|it| it.report.as_ref()).map(|it| it.closed.len()).sum();
@@ -76,7 +76,7 @@ fn verdict(members: &[Introduced<'_>]) -> String {
     }
 }
 
-/// The things that do not work at a workload, each in one line.
+/// Returns the problems of a workload, one per line.
 fn problems(member: &Standing) -> Vec<String> {
     let name = &member.workload.name;
     let closed = member.report.iter().flat_map(|report| &report.closed);
@@ -105,7 +105,7 @@ fn application(member: &Standing) -> String {
     }
 }
 
-/// How to call something and how to find out more, with examples from this mesh.
+/// Returns example commands for calls and for observation, with names of this mesh.
 fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     let mut lines = Vec::new();
     let doors = members.iter().flat_map(|member| {
@@ -137,7 +137,8 @@ fn is_open(member: &Introduced<'_>, door: &Door) -> bool {
     member.standing.report.as_ref().is_none_or(|report| !report.closed.contains_key(&name))
 }
 
-/// What leads to where the doors of a workload are: those in a namespace are not on the host.
+/// Returns the command prefix for a workload's network namespace: the host does not reach its outbound
+/// listeners.
 fn within(member: &Introduced<'_>) -> String {
     let namespace = member.namespace.as_ref();
     namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
@@ -222,7 +223,6 @@ mod tests {
         }
     }
 
-    /// Finding F2 of issue 26.
     #[test]
     fn what_does_not_work_is_in_the_first_line_and_below_the_table() {
         let standing = Standing::failing(

@@ -1,4 +1,4 @@
-//! Leftovers of meshes that were killed: bridges, links, namespaces and their files.
+//! Leftovers of killed meshes: bridges, links, namespaces and their files.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -10,8 +10,8 @@ use leno_identity::{create_private_directory, open_lock};
 use super::{best_effort, ip, remove_namespace};
 use crate::data_directory::{CLEAN_PATIENCE, LOCK_PATIENCE, lock_within};
 
-/// A lock that lasts as long as the process that has made a bridge. A process number would not do:
-/// it stays in use as a zombie, and other processes get it later.
+/// A lock held by the process that created a bridge, for its lifetime. A process ID is not sufficient: it stays
+/// in use as a zombie, and is reused later.
 #[derive(Debug)]
 pub(super) struct Claim {
     path: PathBuf,
@@ -22,7 +22,7 @@ impl Claim {
     /// Claims the name of a bridge for this process.
     ///
     /// # Errors
-    /// When another process has it, or the lock cannot be written.
+    /// If another process has it, or the lock cannot be written.
     pub(super) fn new(bridge: &str) -> anyhow::Result<Self> {
         create_private_directory(Path::new(LOCKS))?;
         let path = lock_of(bridge);
@@ -46,7 +46,7 @@ impl Drop for Claim {
     }
 }
 
-/// A lock of the process that removes leftovers: another one looks for leftovers when these are gone.
+/// The lock of the process that removes leftovers. Others wait, and look for leftovers after the removal.
 #[derive(Debug)]
 struct Removal {
     _file: File,
@@ -58,7 +58,7 @@ impl Removal {
         let path = Path::new(LOCKS).join(REMOVAL_LOCK);
         let context = || format!("{} cannot be locked", path.display());
         let file = open_lock(&path).with_context(context)?;
-        // One that hangs is not waited for: removing a leftover twice does no harm.
+        // Continue if that process hangs: removing a leftover twice is harmless.
         if !lock_within(&file, CLEAN_PATIENCE).with_context(context)? {
             tracing::warn!("another process has been removing leftovers for a long time");
         }
@@ -66,10 +66,10 @@ impl Removal {
     }
 }
 
-/// Removes the leftovers of all meshes that have ended; their names.
+/// Removes the leftovers of all meshes that have ended, and returns their names.
 ///
 /// # Errors
-/// When there are some, and this process has no right to remove them.
+/// If there are leftovers, and this process has no right to remove them.
 pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
     if rustix::process::geteuid().is_root() {
         return remove(None);
@@ -82,11 +82,11 @@ pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// As [`clean`]; `ours` is the bridge that this process has claimed. Before it has made anything,
-/// all under that name is of a process that had the same number before.
+/// Like [`clean`], but also removes everything under the name `ours`, the bridge that this process has claimed
+/// and not yet created: it belongs to an earlier process with the same ID.
 ///
 /// # Errors
-/// When there can be no lock.
+/// If the lock cannot be taken.
 pub(super) fn remove(ours: Option<&str>) -> anyhow::Result<Vec<String>> {
     let _removal = Removal::begin()?;
     let mut removed = Vec::new();
@@ -111,8 +111,8 @@ pub(super) fn remove(ours: Option<&str>) -> anyhow::Result<Vec<String>> {
     Ok(removed)
 }
 
-/// The process that made a device or a namespace of this name, if it is one of ours: `leno7`, `leno7-2` or
-/// `ln7-2`, and no name like them.
+/// Returns the ID of the process that created a device or namespace, if Leno creates such names: `leno7`,
+/// `leno7-2` or `ln7-2`, and no similar ones.
 pub(super) fn maker(name: &str) -> Option<u32> {
     let link = || name.strip_prefix("ln").filter(|rest| rest.contains('-'));
     let rest = name.strip_prefix("leno").or_else(link)?;
@@ -126,45 +126,46 @@ pub(super) fn maker(name: &str) -> Option<u32> {
     }
 }
 
-/// The bridge of a mesh to which a device or a namespace of this name belongs: `leno7`,
-/// `leno7-2` and `ln7-2` are of `leno7`.
+/// Returns the bridge of the mesh to which a device or namespace belongs: `leno7` for `leno7`, `leno7-2` and
+/// `ln7-2`.
 fn bridge_of(name: &str) -> Option<String> {
     maker(name).map(|maker| format!("leno{maker}"))
 }
 
-/// True when the process that made a bridge runs. One that was killed just now may be about to end.
+/// True if the process that created a bridge is running. The lock of a process that was just killed may take a
+/// moment to be released.
 fn is_in_use(bridge: &str) -> bool {
     match File::open(lock_of(bridge)) {
         Ok(lock) => match maker(bridge).is_some_and(runs_leno) {
             true => !matches!(lock.try_lock(), Ok(())),
             false => !lock_within(&lock, LOCK_PATIENCE).unwrap_or(false),
         },
-        // A release before this one has made no lock.
+        // Older releases create no lock.
         Err(_) => maker(bridge).is_some_and(runs_leno),
     }
 }
 
-/// True when a process of Leno has this number and is no zombie.
+/// True if this process ID belongs to Leno and is not a zombie.
 fn runs_leno(pid: u32) -> bool {
     let process = Path::new("/proc").join(pid.to_string());
-    // A zombie has no program any more.
+    // A zombie has no executable.
     let program = fs::read_link(process.join("exe"));
     program.is_ok_and(|program| {
         program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("leno"))
     })
 }
 
-/// The network devices of this namespace. `/sys/class/net` may show those of another one.
+/// Returns the network devices of this namespace. `/sys/class/net` may show those of another one.
 fn links() -> Vec<String> {
     let listed = ip(&["-details", "-json", "link", "show"]).ok();
     let links = listed.and_then(|listed| serde_json::from_slice::<Vec<Link>>(&listed).ok());
     let mut links = links.unwrap_or_default();
-    // We make bridges and pairs of devices only.
+    // Leno creates only bridges and veth pairs.
     links.retain(|link| matches!(link.linkinfo.info_kind.as_str(), "bridge" | "veth"));
     links.into_iter().map(|link| link.ifname).collect()
 }
 
-/// A network device, as iproute2 describes it.
+/// A network device in the JSON output of iproute2.
 #[derive(Debug, serde::Deserialize)]
 struct Link {
     ifname: String,
@@ -187,9 +188,9 @@ fn lock_of(bridge: &str) -> PathBuf {
     Path::new(LOCKS).join(format!("{bridge}.lock"))
 }
 
-/// The directory of the locks. Like namespaces, they do not outlive the system.
+/// The directory of the locks. Like namespaces, they do not survive a reboot.
 const LOCKS: &str = "/run/leno/netns";
-/// The file of the lock of [`Removal`] there; no bridge has this name.
+/// The file of the [`Removal`] lock in it; no bridge has this name.
 const REMOVAL_LOCK: &str = "removal";
 
 #[cfg(test)]
@@ -221,7 +222,7 @@ mod tests {
     fn a_process_that_is_a_zombie_or_another_program_is_no_mesh() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();
-        // It exits and stays a zombie until it is waited for.
+        // It exits and stays a zombie until `wait`.
         let ended = || {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
             stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
