@@ -112,7 +112,7 @@ impl UpArgs {
         let removed = netns::clean();
         lines.extend(removed.iter().flatten().map(|name| format!("removed {name}\n")));
         if lines.is_empty() && removed.is_ok() {
-            lines.push("there are no leftovers\n".to_owned());
+            lines.push("no leftovers\n".to_owned());
         }
         output::print_text(&lines.concat())?;
         removed.map(|_| ExitCode::SUCCESS)
@@ -144,7 +144,7 @@ impl UpArgs {
             ended = control_ended => Err(ended),
         };
         tracing::info!(
-            "stopping: sidecars finish their requests, then applications stop; once more to stop at once"
+            "stopping: draining the sidecars, then stopping the applications; a second signal stops immediately"
         );
         let again = stop::signals()?;
         let runs = mesh.runs();
@@ -170,16 +170,15 @@ Examples:
   sudo leno up -f mesh/ --netns
   sudo leno up --clean --data /var/lib/leno
 
-Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the
-application in its spec.run is started, with HTTP_PROXY set; requests wait until it listens, for 10 s at most. After 12 s
-an application that does not listen is a problem of leno status. SIGTERM and
-SIGINT drain the sidecars first, then stop the applications; a second one ends all processes at once,
-also those that applications started in sessions of their own. Admin
-pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that
-is rejected changes nothing. For sidecars on several machines run `leno control` instead.
+Each Workload in the files gets a sidecar, with the limits given here. Once the sidecar is ready, the
+application in spec.run starts, with HTTP_PROXY set; requests wait until it listens, for 10 s at most. After 12 s
+leno status reports an application that does not listen. SIGTERM and SIGINT drain the sidecars first, then
+stop the applications; a second signal kills all processes, including those in sessions of their own. Admin
+pages and the web page keep their addresses. Changes in the files take effect immediately; a rejected
+document changes nothing. For sidecars on several machines run `leno control` instead.
 
-A closed terminal, SIGPWR and SIGXCPU do the same as SIGTERM; SIGQUIT stops everything at once. SIGHUP reads the files again.
-SIGUSR1, SIGUSR2, SIGALRM and other signals of timers and programs are ignored.
+A closed terminal, SIGPWR and SIGXCPU have the same effect as SIGTERM; SIGQUIT kills all processes immediately.
+SIGHUP reloads the files. SIGUSR1, SIGUSR2, SIGALRM and other timer and user signals are ignored.
 
-Exit codes: 0 stopped by a signal; 1 it could not start; 2 wrong usage.
+Exit codes: 0 stopped by a signal; 1 could not start; 2 wrong usage.
 ";

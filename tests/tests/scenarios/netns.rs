@@ -261,8 +261,8 @@ fn a_subnet_that_the_machine_reaches_elsewhere_is_refused() {
     let mut up = Program::start("leno up", &mut up);
     assert_eq!(up.wait(Duration::from_secs(20)).code(), Some(1));
     let expected = format!(
-        "{network}.0.0/16: this machine reaches {network}.7.0/24 elsewhere, by {}; choose another /16 \
-         by --netns-subnet",
+        "{network}.0.0/16 is in use: this machine already routes {network}.7.0/24 through {}; choose another /16 \
+         with --netns-subnet",
         bridge.0
     );
     up.wait_for_line(&expected, Duration::from_secs(5));

@@ -187,7 +187,7 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
         eventually("the server answers", Duration::from_secs(60), || get(at(port), "/").ok());
     }
     mesh.up.signal(Signal::INT);
-    mesh.up.wait_for_line("once more to stop at once", Duration::from_secs(60));
+    mesh.up.wait_for_line("a second signal stops immediately", Duration::from_secs(60));
     mesh.up.signal(Signal::INT);
     assert!(mesh.up.wait(Duration::from_secs(60)).success());
     for port in [port, other] {

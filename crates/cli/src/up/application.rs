@@ -172,7 +172,7 @@ pub(super) async fn keep(
         let (reason, child) = match ended {
             Ended::Stopped => break,
             Ended::Outdated => {
-                tracing::info!(%name, "the application is started anew: its command changed");
+                tracing::info!(%name, "the command of the application changed: it is restarted");
                 restarts.forget();
                 continue;
             }
@@ -280,7 +280,7 @@ async fn run(
 async fn end(name: &str, descendants: Option<&Run>, patience: Duration) {
     let Some(descendants) = descendants else { return };
     for ended in descendants.end(patience).await {
-        tracing::info!(name, ended, "a process that the application started is ended");
+        tracing::info!(name, ended, "killed a process that the application started");
     }
 }
 

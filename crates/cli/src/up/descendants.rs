@@ -83,7 +83,7 @@ impl Run {
             }
             was_empty = members.is_empty();
             if waited >= patience + END_PATIENCE {
-                tracing::warn!(?members, "processes of an application do not end");
+                tracing::warn!(?members, "processes of an application remain after SIGKILL");
                 break;
             }
             if waited >= patience {
@@ -202,7 +202,7 @@ impl Runs {
             }
         };
         if tokio::time::timeout(END_PATIENCE, all_ended).await.is_err() {
-            tracing::warn!("processes of applications do not end");
+            tracing::warn!("processes of applications remain after SIGKILL");
         }
     }
 }

@@ -294,7 +294,7 @@ impl Posts {
                 Err(error) => error,
             };
             let delay = restarts.after(Duration::ZERO);
-            tracing::error!(%name, ?delay, "there is no place for it, tried again: {}", output::failure(&error));
+            tracing::error!(%name, ?delay, "cannot place the workload; retrying: {}", output::failure(&error));
             tokio::select! {
                 () = sleep(delay) => {}
                 _ = self.stages.wait_for(|stage| *stage >= Stage::Leaving) => return None,

@@ -62,12 +62,12 @@ pub(super) async fn keep(path: &Path, pid: i32) -> Infallible {
         match write(path, pid) {
             Ok(()) => {
                 is_reported = false;
-                tracing::warn!(path = %path.display(), "the record of an application was removed; it is written again");
+                tracing::warn!(path = %path.display(), "the record of an application was removed and is restored");
             }
             Err(error) if !is_reported => {
                 is_reported = true;
                 let error = output::failure(&error);
-                tracing::warn!(path = %path.display(), error, "the record of an application was removed and cannot be written again yet");
+                tracing::warn!(path = %path.display(), error, "the record of an application was removed and cannot be restored");
             }
             Err(_) => {}
         }
@@ -95,7 +95,7 @@ pub(super) fn forget(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != ErrorKind::NotFound
     {
-        tracing::warn!(path = %path.display(), %error, "the record of an application is not removed");
+        tracing::warn!(path = %path.display(), %error, "cannot remove the record of an application");
     }
 }
 
@@ -148,7 +148,7 @@ impl Group {
             if Instant::now() >= until {
                 tracing::warn!(
                     ?members,
-                    "processes of an application of a killed `leno up` do not end"
+                    "processes of an application of a killed `leno up` remain after SIGKILL"
                 );
                 break;
             }

@@ -191,9 +191,15 @@ impl Launcher {
         if !belongs {
             let name = &workload.name;
             match &held {
-                _ if is_replaced => tracing::info!(%name, "it joins again with a new token"),
-                Err(error) => tracing::warn!(%name, %error, "its stored state is damaged: removed"),
-                Ok(_) => tracing::info!(%name, "its stored state is of somebody else: removed"),
+                _ if is_replaced => {
+                    tracing::info!(%name, "the sidecar joins again with a new token")
+                }
+                Err(error) => {
+                    tracing::warn!(%name, %error, "stored credential is damaged: removed")
+                }
+                Ok(_) => {
+                    tracing::info!(%name, "stored credential belongs to another identity: removed")
+                }
             }
             std::fs::remove_dir_all(state)
                 .with_context(|| format!("cannot remove {}", state.display()))?;

@@ -171,7 +171,7 @@ impl LocalMesh {
         }
     }
 
-    /// True if every workload is settled and the control plane has registered all of them.
+    /// True if every workload is settled and has a sidecar that has opened every port.
     fn is_settled(&self) -> bool {
         let status = self.status.borrow();
         let standing = self.fleet.standing();

@@ -67,12 +67,12 @@ impl Namespaces {
     /// Creates the bridge, after removing the leftovers of killed meshes.
     pub(super) fn create(options: NetnsOptions) -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
-            bail!("--netns needs root: run it with sudo, or without --netns to use doors");
+            bail!("--netns requires root: use sudo, or omit --netns to use outbound listeners");
         }
         let bridge = format!("leno{}", std::process::id());
         let claim = leftovers::Claim::new(&bridge)?;
         for removed in leftovers::remove(Some(&bridge))? {
-            tracing::info!(%removed, "a leftover of a mesh that has ended is removed");
+            tracing::info!(%removed, "removed a leftover of a killed mesh");
         }
         options.netns_subnet.refuse_if_in_use()?;
         let namespaces = Self { options, bridge, placed: BTreeMap::new(), _claim: claim };
@@ -182,13 +182,15 @@ impl Subnet {
         };
         let by = dev.map(|device| match leftovers::maker(&device) {
             Some(maker) => {
-                format!(", by {device}, the bridge of another `leno up --netns` (process {maker})")
+                format!(
+                    " through {device}, the bridge of another `leno up --netns` (process {maker})"
+                )
             }
-            None => format!(", by {device}"),
+            None => format!(" through {device}"),
         });
         let by = by.unwrap_or_default();
         bail!(
-            "{self}: this machine reaches {dst} elsewhere{by}; choose another /16 by --netns-subnet"
+            "{self} is in use: this machine already routes {dst}{by}; choose another /16 with --netns-subnet"
         );
     }
 
@@ -200,7 +202,7 @@ impl Subnet {
         if told.trim_ascii().is_empty() {
             return Ok(Vec::new());
         }
-        serde_json::from_slice(&told).context("`ip -json route show` printed something else")
+        serde_json::from_slice(&told).context("cannot parse the output of `ip -json route show`")
     }
 }
 
@@ -299,7 +301,7 @@ fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("`{program}` cannot be run; install iproute2 and nftables"))?;
+        .with_context(|| format!("cannot run `{program}`; install iproute2 and nftables"))?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(input.as_bytes()).with_context(shown)?;
     }

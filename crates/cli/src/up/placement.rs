@@ -38,7 +38,7 @@ impl Placements {
             Self::Doors => return Ok(Placement::default()),
             Self::Namespaces(all) => aside(all, move |all| all.place(&workload)).await,
         };
-        placed.context("the maker of network namespaces failed")?
+        placed.context("the task that changes network namespaces failed")?
     }
 
     /// Returns the name of a workload's own network namespace, if it has one.
@@ -58,7 +58,7 @@ impl Placements {
             Self::Namespaces(all) => aside(all, move |all| all.remove(&name)).await,
         };
         if let Err(error) = released {
-            tracing::error!(%workload, %error, "its network namespace was not removed");
+            tracing::error!(%workload, %error, "cannot remove the network namespace");
         }
     }
 }

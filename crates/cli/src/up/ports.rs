@@ -26,7 +26,7 @@ pub(super) enum Port {
     Overdue(&'static str),
     /// The application listens there, and its readiness check succeeds.
     Ready,
-    /// No process listens there, and the start timeout has expired.
+    /// No process listens there, although the port was ready before or the start timeout has expired.
     Silent,
     /// The application listens there, and its readiness check fails.
     Unready,

@@ -182,7 +182,7 @@ async fn listen(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) 
         }
         match serde_json::from_str(&line) {
             Ok(report) => drop(reports.send_replace(Some(report))),
-            Err(error) => return tracing::warn!(%error, "a report of a sidecar is not readable"),
+            Err(error) => return tracing::warn!(%error, "cannot parse a report of a sidecar"),
         }
     }
 }
@@ -192,7 +192,8 @@ const QUIET_EVERY: Duration = Duration::from_millis(25);
 /// Consecutive idle checks that are required: reports of different sidecars are of different times.
 const QUIET_LOOKS: u32 = 5;
 /// The reason for the restart of a replaced sidecar.
-const REPLACED: &str = "another sidecar of the workload joined with a token in its place, and is not connected any more";
+const REPLACED: &str =
+    "another sidecar of the workload joined with a token in its place, and is no longer connected";
 /// Enough for several hundred listeners.
 const REPORT_BYTES_MAX: u64 = 64 * 1024;
 /// The time that a sidecar needs to stop in addition to the drain timeout.

@@ -45,7 +45,7 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
     }
     text.push_str(&listing.render(Format::Table));
     for problem in members.iter().flat_map(|member| problems(member.standing)) {
-        writeln!(text, "  ✗ {problem}").expect("a String takes what is written");
+        writeln!(text, "  ✗ {problem}").expect("writing to a String cannot fail");
     }
     text.push_str(&usage(members, status.page.as_deref(), hint));
     text
@@ -115,19 +115,19 @@ fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     if let Some((within, door)) = doors.into_iter().next() {
         lines.push((
             format!("{within}curl http://{}/", door.listen),
-            format!("call {} through a door", door.service.name),
+            format!("call {} through an outbound listener", door.service.name),
         ));
     }
     lines.extend(members.iter().find_map(call_any_service));
-    lines.push((format!("leno get workloads{hint}"), "ask the mesh".to_owned()));
-    lines.push((format!("leno top{hint}"), "watch it here".to_owned()));
-    lines.extend(page.map(|page| (page.to_owned(), "watch it in a browser".to_owned())));
+    lines.push((format!("leno get workloads{hint}"), "list the workloads".to_owned()));
+    lines.push((format!("leno top{hint}"), "live statistics".to_owned()));
+    lines.extend(page.map(|page| (page.to_owned(), "live statistics in a browser".to_owned())));
     let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
     let mut text = "\n".to_owned();
     for (command, meaning) in lines {
-        writeln!(text, "  {command:width$}  {meaning}").expect("a String takes what is written");
+        writeln!(text, "  {command:width$}  {meaning}").expect("writing to a String cannot fail");
     }
-    text.push_str("\nChanges in the files are live at once. Ctrl-C stops everything.\n\n");
+    text.push_str("\nChanges in the files take effect immediately. Ctrl-C stops everything.\n\n");
     text
 }
 
@@ -158,14 +158,14 @@ const DOOR_COLUMNS: &[Column] = &[
     Column::always("workload"),
     Column::always("application"),
     Column::always("HTTP proxy"),
-    Column::always("doors"),
+    Column::always("outbound listeners"),
 ];
 
 const NAMESPACE_COLUMNS: &[Column] = &[
     Column::always("workload"),
     Column::always("application"),
     Column::always("network namespace"),
-    Column::always("doors"),
+    Column::always("outbound listeners"),
 ];
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
     let all = [names("/run/netns"), names("/etc/netns"), links()].concat();
     let mut bridges = all.iter().filter_map(|name| bridge_of(name));
     if bridges.any(|bridge| !is_in_use(&bridge)) {
-        bail!("network namespaces belong to root: run it with sudo");
+        bail!("removing network namespaces requires root: use sudo");
     }
     Ok(Vec::new())
 }
