@@ -1,4 +1,4 @@
-// Calls a service through the HTTP proxy that its environment names, as any Java program would.
+// Calls a service through the HTTP proxy of its environment, as any Java program would.
 
 import java.net.InetSocketAddress;
 import java.net.ProxySelector;
@@ -18,7 +18,7 @@ public class Client {
         int requests = Integer.parseInt(arguments[1]);
         URI proxy = URI.create(System.getenv("http_proxy"));
         ProxySelector selector = ProxySelector.of(new InetSocketAddress(proxy.getHost(), proxy.getPort()));
-        // Its default: each connection in the clear asks for an upgrade to HTTP/2 first.
+        // The default of HttpClient: each plaintext connection first offers an upgrade to HTTP/2.
         HttpClient client = HttpClient.newBuilder().version(HttpClient.Version.HTTP_2).proxy(selector).build();
         int good = 0;
         for (int i = 0; i < requests; i++) {

@@ -1,4 +1,4 @@
-// Calls a service through the HTTP proxy that its environment names, as any Go program would.
+// Calls a service through the HTTP proxy of its environment, as any Go program would.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 		go func() {
 			defer all.Done()
 			path := fmt.Sprintf("/post/%d", i)
-			// Half of the bodies come without a length.
+			// Half of the bodies have no declared length.
 			var reader io.Reader = strings.NewReader(body)
 			if i%2 == 0 {
 				reader = io.MultiReader(reader)

@@ -1,7 +1,7 @@
 //go:build never
 
-// Package programs names the programs that ./test builds from here, so that go.mod pins what they
-// are made of. grpc 1.64 is the last that Go 1.19 builds.
+// Package programs imports the programs that ./test builds from here, so that go.mod pins their dependencies.
+// grpc 1.64 is the last version that Go 1.19 builds.
 package programs
 
 import (

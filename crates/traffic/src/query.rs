@@ -56,8 +56,8 @@ fn flat(name: &str) -> impl Iterator<Item = u8> + '_ {
     name.bytes().filter(|byte| *byte != b']').map(|byte| if byte == b'[' { b'_' } else { byte })
 }
 
-/// True if applications may read a normalized name as this map element. What follows a `]` is a further key to
-/// Rack, and no part of the name to qs; PHP ends the name there. Spring drops quotes around a key.
+/// True if applications may read a normalized name as this map element. The text after a `]` is a further key in
+/// Rack, and no part of the name in qs; PHP ends the name there. Spring drops quotes around a key.
 fn may_be_place(name: &str, folded: &str) -> bool {
     let of_rack = words(name);
     let of_php: Vec<_> = of_rack.iter().copied().take_while(|(_, is_loose)| !is_loose).collect();

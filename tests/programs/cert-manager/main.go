@@ -1,5 +1,5 @@
-// Command cert-manager runs those of cert-manager's own controllers that make and renew certificates by ClusterIssuers of the
-// kinds selfSigned and ca, for scenarios: its own program is of a module that the module proxy does not serve.
+// Command cert-manager runs cert-manager's own controllers that issue and renew certificates of selfSigned and
+// ca ClusterIssuers, for scenarios: its own program is in a module that the module proxy does not serve.
 package main
 
 import (
@@ -27,13 +27,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// run ends when ctx does, or with the first controller that fails.
+// run returns when ctx is done, or with the error of the first controller that fails.
 func run(ctx context.Context, kubeconfig string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	factory, err := controller.NewContextFactory(ctx, controller.ContextOptions{
 		Kubeconfig:    kubeconfig,
 		IssuerOptions: controller.IssuerOptions{ClusterResourceNamespace: "cert-manager"},
-		// As by default there: without them a refused request is made again at once.
+		// The defaults of cert-manager: without them a rejected request is repeated at once.
 		CertificateOptions: controller.CertificateOptions{
 			CertificateRequestMinimumBackoffDuration: time.Hour,
 			CertificateRequestMaximumBackoffDuration: 32 * time.Hour,
@@ -42,7 +42,7 @@ func run(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	// What is imported registers itself.
+	// Imported controllers register themselves.
 	for name, build := range controller.Known() {
 		one, err := build(factory)
 		if err != nil {

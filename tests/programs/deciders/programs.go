@@ -1,6 +1,6 @@
 //go:build never
 
-// Package deciders names what ./test builds from here, so that go.mod pins it.
+// Package deciders imports the programs that ./test builds from here, so that go.mod pins them.
 package deciders
 
 import (

@@ -1,4 +1,5 @@
-// Command otelcol is an OpenTelemetry Collector of the official modules that takes OTLP and prints what it got, for scenarios.
+// Command otelcol is an OpenTelemetry Collector of the official modules that receives OTLP and prints it, for
+// scenarios.
 package main
 
 import (

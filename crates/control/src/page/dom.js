@@ -1,4 +1,4 @@
-// Making elements, and writing figures as people read them. Text is only ever text here.
+// DOM elements, and figures as text. Text is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,7 +20,7 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// Writes only what differs, so that nothing flickers and no reader is interrupted.
+// Writes only differences, so that nothing flickers and no screen reader is interrupted.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -67,19 +67,19 @@ export function span(seconds) {
   return text;
 }
 
-// good, warn or bad, and idle without requests.
+// Returns good, warn or bad, or idle without requests.
 export function verdict(rates) {
   if (!rates || rates.success === null || rates.success === undefined) return "idle";
   return rates.success < 0.95 ? "bad" : rates.success < 0.99 ? "warn" : "good";
 }
 
 export function spark(steps) {
-  // The last step is not over yet.
+  // The last step is incomplete.
   const numbers = steps.slice(0, -1);
   const top = Math.max(1, ...numbers);
   const x = (index) => (index / Math.max(1, numbers.length - 1)) * 100;
   const points = numbers.map((number, index) => `${x(index).toFixed(1)} ${(22 - (number / top) * 20).toFixed(1)}`);
-  // Of what was never called there is none.
+  // Without steps the area is empty.
   const path = s("path", { d: `M0 23 ${points.map((point) => `L${point} `).join("")}L100 23 Z` });
   return s("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, path);
 }

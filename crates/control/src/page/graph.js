@@ -1,4 +1,4 @@
-// Who calls whom, from left to right: ranks, an order in each with few crossings, and curves.
+// The call graph, from left to right: ranks, an order with few crossings in each, and curves.
 
 import { h, s, say, rate, share, latency, verdict } from "./dom.js";
 
@@ -19,7 +19,7 @@ export function layout(nodes, edges) {
   const place = (id, at) => { (columns[at] ??= []).push(id); };
   for (const node of nodes) place(node.id, ranks.get(node.id));
   const links = [];
-  // A curve that passes ranks has a place of its own in each.
+  // A curve that passes ranks gets a slot in each of them.
   const routes = new Map();
   edges.forEach((edge, index) => {
     const [from, to] = [ranks.get(edge.from), ranks.get(edge.to)];
@@ -50,7 +50,7 @@ export function layout(nodes, edges) {
   return { at, routes, width, height: total };
 }
 
-// The longest way there; what leads back is left aside.
+// The longest path to each node; back edges are ignored.
 function rank(nodes, out) {
   const ranks = new Map();
   const state = new Map();
@@ -115,7 +115,7 @@ function curve(steps, at, isBack) {
   let [x, y] = [start.x + WIDTH, start.y];
   let path = `M${x} ${y}`;
   if (isBack) {
-    // Round the top.
+    // Over the top.
     const above = Math.min(start.y, end.y) - HEIGHT;
     return { path: `${path} C${x + 60} ${above} ${end.x - 60} ${above} ${end.x} ${end.y}`, label: { x: (x + end.x) / 2, y: above + 16 } };
   }
@@ -146,7 +146,7 @@ export function graph({ open }) {
     const { at, routes, width, height } = layout(nodes, edges);
     const pad = 28;
     const svg = s("svg", { class: "graph", role: "group", "aria-label": "Who calls whom", viewBox: `${-pad} ${-pad} ${width + 2 * pad} ${height + 2 * pad}` });
-    // As large as it is drawn at most, smaller to fit, and never too small to read.
+    // At most the drawn size, smaller to fit, and never too small to read.
     svg.style.maxWidth = `${width + 2 * pad}px`;
     svg.style.minWidth = `${(width + 2 * pad) * LEAST_SCALE}px`;
     const lines = s("g");
@@ -216,7 +216,7 @@ export function graph({ open }) {
       text.setAttribute("x", edge.mtls ? 6 : 0);
       lock.setAttribute("transform", `translate(${-width / 2 + 12} 0)`);
       lock.setAttribute("visibility", edge.mtls ? "visible" : "hidden");
-      // The busier, the thicker and the faster.
+      // Busy edges are thicker and move faster.
       const busy = Math.log10(1 + edge.rates.per_second);
       flow.style.strokeWidth = `${2.4 + Math.min(2.4, busy * 0.7)}px`;
       const seconds = `${(2.4 / (1 + busy)).toFixed(1)}s`;

@@ -1,11 +1,11 @@
-// A list of any length: only the rows that are seen are there.
+// A list of any length: only visible rows are in the DOM.
 
 import { h, say } from "./dom.js";
 
 const ROW = 43;
 const BEYOND = 8;
 
-// columns: { name, width, number, value(row) to sort by, show(row) → node or text }
+// columns: { name, width, number, value(row): sort key, show(row): node or text }
 export function list({ label, columns, verdict, sort, hint }) {
   let rows = [];
   let shown = [];
@@ -17,7 +17,7 @@ export function list({ label, columns, verdict, sort, hint }) {
   const empty = h("p", { class: "empty" }, "Nothing here yet.");
   const scroll = h("div", { class: "scroll", role: "table", "aria-label": label, tabindex: 0, scroll: draw }, h("div", { role: "rowgroup" }, names), body);
   const count = h("span", { class: "note" });
-  // Read aloud when somebody filters, and not whenever something comes or goes.
+  // Announced by screen readers after a filter change only, not after each update.
   const told = h("span", { class: "hidden", role: "status" });
   const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { words = search.value.trim().toLowerCase(); arrange(); say(told, `${shown.length} of ${rows.length} shown`); } });
   const card = h("section", { class: "card list" }, scroll, empty);
@@ -63,14 +63,14 @@ export function list({ label, columns, verdict, sort, hint }) {
     const height = scroll.clientHeight || 800;
     const first = Math.max(0, Math.floor(scroll.scrollTop / ROW) - BEYOND);
     const last = Math.min(shown.length, Math.ceil((scroll.scrollTop + height) / ROW) + BEYOND);
-    // Whoever follows a link by keyboard keeps the place when the figures change.
+    // A focused link keeps the focus when the figures change.
     const focused = body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const made = [];
     for (let index = first; index < last; index += 1) {
       const row = shown[index];
       const cells = columns.map((column) => {
         const content = column.show(row);
-        // A cell that is too narrow cuts its text off.
+        // A cell that is too narrow truncates its text.
         const title = typeof content === "string" ? content : content.querySelector?.("svg, [title]") || content.title || content.tagName === "svg" ? null : content.textContent;
         return h("div", { role: "cell", class: `cell${column.number ? " number" : ""}`, title }, content);
       });

@@ -1,4 +1,4 @@
-// Live requests of one service, as sidecars tell of them, for as long as somebody looks.
+// Live requests of one service, as sidecars report them, while the page shows them.
 
 import { h, say, latency } from "./dom.js";
 import { report, watch } from "./mesh.js";
@@ -11,7 +11,7 @@ const KEY = "leno-live";
 const READY = "Choose a service. Bodies and query strings are never shown. Press Esc to stop.";
 const NO_TOKEN = "Live requests need a token: open the address that `leno tap --page` prints. Add --data DIRECTORY if the mesh was started with a data directory of its own.";
 
-// The token comes behind the #, which no server is sent, and stays with this page alone.
+// The token is in the fragment after #, which browsers send to no server; only this page stores it.
 export function admit(token) {
   sessionStorage.setItem(KEY, token);
   history.replaceState(null, "", "#/live");
@@ -38,7 +38,7 @@ export function live() {
     h("div", { class: "head" }, h("h1", {}, "Live"), h("span", { class: "note" }, "requests as they end")), form, note, h("section", { class: "card" }, table));
   let tap = null;
   let waiting = [];
-  // The rows on the page with the times of their requests, the newest first.
+  // The displayed rows with the times of their requests, newest first.
   let rows = [];
   let seen = 0;
   let missed = 0;
@@ -73,7 +73,7 @@ export function live() {
 
   const told = () => `${seen} ${seen === 1 ? "request" : "requests"}${missed ? `, and ${missed} more that were too many` : ""}.`;
 
-  // The control plane ends an answer after two minutes: it is asked for again until somebody stops.
+  // The control plane ends a response after two minutes: the page sends the request again until the user stops.
   async function follow(address, mine) {
     while (tap === mine) {
       let refused = null;
@@ -102,7 +102,7 @@ export function live() {
       const lines = rest.split("\n");
       rest = lines.pop();
       if (rest.length > LINE_MAX) return "The control plane says something that is no request.";
-      // A blank line shows that the connection is alive.
+      // A blank line is a keepalive.
       for (const line of lines) if (line) take(JSON.parse(line));
     }
   }
@@ -118,18 +118,18 @@ export function live() {
     if (waiting.length > ROWS_MAX) waiting.shift();
   }
 
-  // Requests arrive as they end, from several sidecars: rows are ordered by their start. Rows beyond the last are
-  // forgotten.
+  // Requests arrive when they end, from several sidecars: rows are ordered by start time. Rows beyond the limit
+  // are dropped.
   function draw() {
     const fresh = waiting.map((record) => ({ time: instant(record.start_time), row: row(record) })).reverse();
     waiting = [];
     rows = [...fresh, ...rows].sort((one, other) => other.time - one.time).slice(0, ROWS_MAX);
     body.replaceChildren(...rows.map((one) => one.row));
-    // What was on its way when somebody stopped is not to take the place of that.
+    // A record that was in transit when the user stopped must not replace the note.
     if (tap) say(note, told());
   }
 
-  // Microseconds since 1970: a date alone has milliseconds.
+  // Microseconds since 1970; a Date has milliseconds only.
   const instant = (time) => {
     const fraction = /\.(\d+)/.exec(`${time}`)?.[1] ?? "";
     return Math.floor(Date.parse(time) / 1000) * 1e6 + Number(`0.${fraction || 0}`) * 1e6;

@@ -1,4 +1,4 @@
-// The frame around the views: which one is open, and how the mesh is as a whole.
+// The frame around the views: the open view, and the state of the mesh as a whole.
 
 import { h, say, rate, share, verdict } from "./dom.js";
 import { onTrouble, watch } from "./mesh.js";
@@ -70,14 +70,14 @@ const [sidecars, requests, success] = [chip(), chip(), chip()];
 const problems = h("a", { class: "chip bad", href: "#/findings", hidden: true }, h("i", { class: "dot" }), h("b"));
 document.getElementById("health").append(requests, success, sidecars, problems, trouble);
 
-// Problems among the findings, as `leno status` counts them; null until they are known.
+// The number of findings that are problems, as in `leno status`; null until known.
 let found = null;
 
-// What is read aloud: how it stands, and only when that changes. Figures change all the time.
+// Announced by screen readers: the state, and only when it changes. Figures change all the time.
 const aloud = document.getElementById("verdict");
 const words = { good: "requests succeed", warn: "some requests fail", bad: "requests fail", idle: "no requests" };
 
-// Nothing that looks like health stays on the page while the control plane does not answer.
+// While the control plane does not respond, the page shows nothing that looks healthy.
 const banner = document.getElementById("stale");
 let answered = null;
 onTrouble((error) => {
@@ -106,7 +106,7 @@ watch(["/status", "/traffic"], (status, traffic) => {
   say(mode, `${status.traffic_mode} mode`);
   const healthy = status.proxies >= status.workloads && status.behind === 0 && status.refusing === 0;
   put(sidecars, healthy ? "good" : "warn", `${status.proxies} of ${status.workloads} sidecars`);
-  // A step that a route makes is no request of its own.
+  // A step from a service to a backend of its route is not a request of its own.
   const calls = traffic.edges.filter((edge) => edge.kind !== "route");
   const total = calls.reduce((sum, edge) => sum + edge.per_second, 0);
   const fine = calls.reduce((sum, edge) => sum + edge.per_second * (edge.success ?? 0), 0);
@@ -125,7 +125,7 @@ watch(["/status", "/traffic"], (status, traffic) => {
 
 route();
 
-// After the first requests of the view, which are not to wait for this one.
+// After the first requests of the view, which must not wait for this one.
 watch(["/findings"], (findings) => {
   found = findings.filter((finding) => finding.weight === "problem").length;
   problems.hidden = found === 0;

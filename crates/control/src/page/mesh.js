@@ -1,8 +1,8 @@
-// What the mesh says: asked for again and again while somebody looks.
+// The state of the mesh, polled while the page is visible.
 
 const EVERY_MS = 2000;
 
-// What several parts of the page ask for at the same time is asked for once.
+// Concurrent requests of several parts of the page for the same path share one fetch.
 const fresh = new Map();
 const FRESH_MS = 1000;
 
@@ -16,10 +16,10 @@ function ask(path) {
   return asked;
 }
 
-// A control plane that is stopped accepts connections and sends nothing.
+// A suspended control plane accepts connections and sends nothing.
 const PATIENCE_MS = 5000;
 
-// An error of a request. The control plane is silent when no answer came, or it is stopping.
+// An error of a request. `silent` is true if no response came, or the control plane is stopping.
 class Trouble extends Error {
   constructor(message, silent) {
     super(message);
@@ -38,11 +38,11 @@ async function fetched(path) {
   throw new Trouble((await answer.text().catch(() => "")).trim() || `${answer.status}`, answer.status >= 500);
 }
 
-// The watches that fail at present, each with its error.
+// The currently failing watches, each with its error.
 const troubles = new Map();
 let hear = () => {};
 
-// Calls back with the first error, or with null when every watch succeeds.
+// Calls back with the first error, or with null if every watch succeeds.
 export function onTrouble(listener) {
   hear = listener;
 }
@@ -52,14 +52,14 @@ function tell() {
   hear(all.find((error) => error.silent) ?? all[0] ?? null);
 }
 
-// An error of something that is not repeated: until the next answer.
+// Reports an error of a request that is not repeated; shown until the next response.
 export function report(error) {
   troubles.set("once", error);
   tell();
 }
 
-// Requests all paths every two seconds, and hands over the answers in the same order. Returns the function that
-// ends it.
+// Requests all paths every two seconds and passes the responses to `show` in the same order. Returns a function
+// that stops it.
 export function watch(paths, show) {
   const own = Symbol(paths.join(" "));
   let ended = false;
@@ -88,7 +88,7 @@ export function watch(paths, show) {
     if (!ended) timer = setTimeout(look, EVERY_MS);
   };
   const again = () => {
-    // A look that is under way sets the timer itself.
+    // A poll in progress sets the timer itself.
     if (document.hidden || looking) return;
     clearTimeout(timer);
     look();

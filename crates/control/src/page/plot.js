@@ -1,4 +1,4 @@
-// Plots over time: areas and lines, with the figures of the moment under the pointer.
+// Plots over time: areas and lines, with the values under the pointer.
 
 import { h, s } from "./dom.js";
 
@@ -11,7 +11,7 @@ const USUAL = 0.9;
 const FAR = 4;
 const ROOM = 1.6;
 
-// curves: [{ name, color, area }]; a value may be absent. The axis reaches to `least` at least.
+// curves: [{ name, color, area }]; a value may be absent. `least` is the minimum upper end of the axis.
 export function plot({ title, curves: kinds, format, least }) {
   let width = 640;
   const svg = s("svg", { role: "img", "aria-label": title, tabindex: 0 });
@@ -30,7 +30,7 @@ export function plot({ title, curves: kinds, format, least }) {
 
 
   function draw() {
-    // As wide as there is room, so that letters keep their size.
+    // The full available width, so that letters keep their size.
     width = Math.max(240, svg.clientWidth || width);
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const limit = limitOf(curves, least);
@@ -42,7 +42,7 @@ export function plot({ title, curves: kinds, format, least }) {
       parts.push(s("text", { x: LEFT - 8, y: level + 4, "text-anchor": "end" }, format(mark * limit)));
     }
     const total = Math.max(0, count() - 1) * step;
-    // Without a past there is no axis of time.
+    // Without a past there is no time axis.
     for (const part of total > 0 ? [0, 0.5, 1] : [1]) {
       const seconds = total * (1 - part);
       const told = seconds === 0 ? "now" : seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
@@ -52,7 +52,7 @@ export function plot({ title, curves: kinds, format, least }) {
     curves.forEach((values, index) => {
       const { color, area } = kinds[index];
       for (const run of runs(values)) {
-        // Nothing is no curve: a red line would be seen as something.
+        // An area of zeros is not drawn: a red line would look like a value.
         if (area && run.every(([, value]) => value === 0)) continue;
         const points = run.map(([place, value]) => `${x(place).toFixed(1)} ${y(value).toFixed(1)}`);
         if (area) parts.push(s("path", { class: `area ${color}`, d: `M${x(run[0][0])} ${y(0)} L${points.join(" L")} L${x(run[run.length - 1][0])} ${y(0)} Z` }));
@@ -72,7 +72,7 @@ export function plot({ title, curves: kinds, format, least }) {
     when.textContent = at === null ? "" : ago === 0 ? "now" : ago >= 120 ? `${Math.round(ago / 60)} min ago` : `${ago} s ago`;
   }
 
-  // What is higher than there is room for ends in an arrow, which says how high.
+  // A value above the axis ends in an arrow with the value.
   function beyond(run, limit, color) {
     const [place, most] = run.reduce((high, one) => (one[1] > high[1] ? one : high));
     if (most <= limit) return [];
@@ -109,8 +109,8 @@ export function plot({ title, curves: kinds, format, least }) {
   return { element, update: (fresh, seconds) => { curves = fresh; step = seconds; draw(); } };
 }
 
-// Where the axis ends: a round number whose half is one too. A few values far above all others, such as
-// those of a burst, are not let flatten the rest.
+// The upper end of the axis: a round number with a round half. A few values far above all others, such as those
+// of a burst, do not flatten the rest.
 export function limitOf(curves, least) {
   const high = Math.max(least, ...curves.map((values) => {
     const sorted = values.filter((value) => value !== null && value !== undefined).sort((one, other) => one - other);
@@ -122,7 +122,7 @@ export function limitOf(curves, least) {
   return [1, 2, 4, 6, 8, 10].map((factor) => factor * unit).find((limit) => limit >= high * (1 - 1e-9));
 }
 
-// What stands together without a gap.
+// Returns the runs of values without a gap.
 function runs(values) {
   const found = [];
   let run = [];

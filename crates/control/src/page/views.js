@@ -1,4 +1,4 @@
-// The views: each makes its elements once, and writes what the mesh says into them while it is open.
+// The views: each creates its elements once, and updates them while it is open.
 
 import { h, say, rate, share, latency, cpu, memory, span, verdict, spark } from "./dom.js";
 import { graph } from "./graph.js";
@@ -12,8 +12,8 @@ const link = (service, text = service) => h("a", { href: `#/service/${service}` 
 const words = (items) => items.join(", ") || "–";
 const ink = (state, text) => h("span", { class: `${state}-ink` }, text);
 
-// An open view: the element for the page, and the function that ends it. It shows that it is loading until the first
-// answers are there: an empty view would seem to be an empty mesh.
+// An open view: the element for the page, and the function that ends it. It shows that it is loading until the
+// first responses arrive: an empty view would look like an empty mesh.
 function view(element, paths, show, end) {
   const loading = h("p", { class: "card empty loading" }, "Loading…");
   element.classList.add("is-loading");
@@ -45,7 +45,7 @@ export function topology() {
   });
 }
 
-// Services and callers that have to do with each other; those that fail and the busiest first.
+// Connected services and callers; failing ones and the busiest first.
 export function drawn(traffic, services) {
   const rates = new Map(traffic.services.map((service) => [service.name, service]));
   const nodes = new Map();
@@ -63,7 +63,7 @@ export function drawn(traffic, services) {
     to: add("service", edge.to),
     rates: edge,
   }));
-  // What nobody calls is shown as well, as long as all of it can be seen.
+  // Services without callers are included while the whole graph fits.
   if (services.length <= NODES_MAX / 2) for (const service of services) add("service", service.name);
   const weight = (node) => (verdict(node.rates) === "bad" ? 1e9 : 0) + (node.rates.per_second ?? 0) + (node.kind === "workload" ? 1e6 : 0);
   const kept = [...nodes.values()].sort((one, other) => weight(other) - weight(one) || one.id.localeCompare(other.id, "en"));
@@ -105,7 +105,7 @@ export function services() {
   }, table.end);
 }
 
-// How often the rules of a route or policy decided within the last hour.
+// Matches of the rules of a route or policy within the last hour.
 const hitsOf = (traffic, object) => (traffic.rules ?? []).filter((rule) => rule.kind === object.kind && rule.name === object.name);
 const sumOf = (rules) => rules.reduce((sum, rule) => sum + rule.hour, 0);
 const hits = {
@@ -116,7 +116,7 @@ const hits = {
   show: (row) => h("span", { title: row.hits.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.hour}`).join("\n") }, `${sumOf(row.hits)}`),
 };
 
-// The rule in words, where the object says more than its place.
+// The rule in words, if the object describes more than its position.
 function meaningOf(rule, routes, policies) {
   const object = [...routes, ...policies].find((one) => one.kind === rule.kind && one.name === rule.name);
   const texts = object?.rule_texts ?? (Array.isArray(object?.rules) ? object.rules : []);
@@ -299,7 +299,7 @@ export function service(name) {
     const steps = history?.plots[hour ? 1 : 0];
     if (steps) {
       const seconds = steps.step_seconds;
-      // The last step is not over: it would seem that everything falls.
+      // The last step is incomplete: it would look like a sudden drop.
       const past = (values) => values.slice(0, -1);
       const perStep = (counts) => past(counts).map((count) => count / seconds);
       plots[0].update([perStep(steps.requests)], seconds);
@@ -325,7 +325,7 @@ export function service(name) {
   return view(element, [`/history?service=${name}`, "/traffic", "/services", "/reasons"], show);
 }
 
-// A reason with a link to its explanation, and the remedy below it.
+// A reason with a link to its explanation, and the hint below it.
 function reasonOf(explanations, label) {
   const known = explanations.find((one) => one.label === label);
   if (!known) return h("span", { class: "mono" }, label);
@@ -360,7 +360,7 @@ export function playground() {
     event.preventDefault();
     const query = new URLSearchParams({ from: from.field.value.trim(), url: url.field.value.trim(), method: method.field.value.trim() });
     if (header.field.value.trim()) query.append("header", header.field.value.trim());
-    // A blank is written as %20 here, since a plus is a plus.
+    // A blank becomes %20, because the server reads a plus literally.
     const answer = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(report);
     if (!answer) return;
     output.textContent = await answer.text();

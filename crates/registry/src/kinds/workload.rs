@@ -153,7 +153,7 @@ fn read_command(field: &Field<'_>) -> Vec<String> {
     Vec::new()
 }
 
-/// The list for a command that is one text. What a shell would do with other characters than these is not known here.
+/// Returns the hint for a command that is one text: the list of its words if a shell interprets none of its characters.
 fn command_remedy(text: &str) -> String {
     let is_plain = |char: char| char.is_ascii_alphanumeric() || " -_./:=@%+,".contains(char);
     let words: Vec<String> = text.split_whitespace().map(|word| format!("{word:?}")).collect();

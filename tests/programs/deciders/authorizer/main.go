@@ -1,5 +1,5 @@
-// Command authorizer is an authorization service of Envoy's kind: it lets in who shows the key, and
-// no body that says please.
+// Command authorizer is an authorization service with Envoy's protocol: it allows requests with the key, unless
+// the body contains "please".
 package main
 
 import (
@@ -41,8 +41,8 @@ func denied(code kinds.StatusCode, body string, headers ...*core.HeaderValueOpti
 	}
 }
 
-// Check tells the application who asks, clients without the key what they lack, and all others what
-// was seen of their bodies.
+// Check returns the identity of the client in a header for the application and the received part of the body in a
+// header for the client; without the key it denies the request and names the missing key.
 func (authorizer) Check(_ context.Context, question *auth.CheckRequest) (*auth.CheckResponse, error) {
 	attributes := question.GetAttributes()
 	http := attributes.GetRequest().GetHttp()

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// The shop of OSM's demonstration: somebody buys books, or steals them, from a store that is restocked by a
-// warehouse, which keeps its books in a database that speaks first.
+// The shop of OSM's demonstration: clients buy or steal books from a store; a warehouse restocks it and stores its
+// books in a database with a protocol in which the server speaks first.
 //
-//	testapp bookstore buyer     -name bookbuyer -store HOST:PORT   buys a book, again and again
+//	testapp bookstore buyer     -name bookbuyer -store HOST:PORT   buys books in a loop
 //	testapp bookstore store     -name bookstore-v1 -warehouse HOST:PORT
 //	testapp bookstore warehouse -database HOST:PORT
 //
-// Buyers print a line for each attempt: what came back and who sold it.
+// Buyers print a line for each attempt: the result and the seller.
 func bookstore(arguments []string) {
 	if len(arguments) < 1 {
 		fail(fmt.Errorf("usage: testapp bookstore buyer|store|warehouse"))
@@ -70,7 +70,7 @@ func serveBooks(paths map[string]http.HandlerFunc) {
 	fail(http.ListenAndServe(":14001", mux))
 }
 
-// What the demonstration's buyers do, with the headers that its routes ask for.
+// buy does the work of the demonstration's buyers, with the headers that its routes match.
 func buy(name, store string) {
 	for ; ; time.Sleep(200 * time.Millisecond) {
 		for _, path := range []string{"/books-bought", "/buy-a-book/new"} {
@@ -89,7 +89,7 @@ func buy(name, store string) {
 	}
 }
 
-// One question to a database, which greets first.
+// query sends one query to a database, which sends a greeting first.
 func query(database string) error {
 	connection, err := net.DialTimeout("tcp", database, 5*time.Second)
 	if err != nil {

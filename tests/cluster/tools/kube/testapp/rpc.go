@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A server that is well, for whoever asks at /grpc.health.v1.Health/Check.
+// serveRPC runs a server that reports SERVING at /grpc.health.v1.Health/Check.
 func serveRPC(listen string, secure bool) {
 	var options []grpc.ServerOption
 	if secure {
@@ -36,11 +36,11 @@ func serveRPC(listen string, secure bool) {
 	fail(server.Serve(listener))
 }
 
-// One call, of whatever method: the name of the status is printed, and it ends with its number.
+// call makes one call of any method, prints the name of the status and exits with its number.
 func call(address, method string, secure bool) {
 	trust := insecure.NewCredentials()
 	if secure {
-		// Who it is the mesh knows; here only that the application's own TLS goes through.
+		// The mesh authenticates the server; this checks only that the application's own TLS passes through.
 		trust = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
 	}
 	connection, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(trust))
@@ -54,7 +54,7 @@ func call(address, method string, secure bool) {
 	os.Exit(int(status.Code(err)))
 }
 
-// What a server shows that nobody vouches for.
+// selfSigned returns a server certificate without a trusted issuer.
 func selfSigned() *tls.Config {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	fail(err)

@@ -8,15 +8,15 @@ import (
 	admission "k8s.io/api/admission/v1"
 )
 
-// What another mesh leaves in a pod: its label, and a container by the name that its sidecars have. This one
-// carries nobody's connections.
+// Traces of another mesh in a pod: its label, and a container with the name of its sidecars. This container
+// carries no connections.
 const foreignSidecar = `[
  {"op": "add", "path": "/metadata/labels/osm-proxy-uuid", "value": "00000000-0000-4000-8000-000000000000"},
  {"op": "add", "path": "/spec/containers/-", "value":
   {"name": "envoy", "image": "kc.local/testapp:1", "imagePullPolicy": "Never", "args": ["idle"]}}
 ]`
 
-// A webhook that puts that into every pod that it is asked about.
+// serveWebhook adds that patch to every pod in an admission request.
 func serveWebhook(listen, certificate, key string) {
 	answer := func(w http.ResponseWriter, r *http.Request) {
 		var review admission.AdmissionReview
