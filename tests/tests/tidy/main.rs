@@ -1,5 +1,7 @@
 //! Repository rules: dependencies between crates, captions, lengths, names.
 
+mod language;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
