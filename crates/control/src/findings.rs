@@ -221,7 +221,7 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
             format!(
                 "`kubectl -n {namespace} describe pod {pod}` and `kubectl -n {namespace} logs {pod} -c leno-proxy` show \
                  the reason; a sidecar cannot resolve the control plane under a dnsPolicy that leaves out the cluster's \
-                 DNS: use ClusterFirst"
+                 DNS or its search domains: use ClusterFirst"
             )
         }
         false => format!(

@@ -79,12 +79,12 @@ fn run(application: &ApplicationStatus) -> Step {
     let name = "application";
     let since = std::time::Duration::try_from_secs_f64(application.since_seconds);
     let since = short(since.unwrap_or_default());
-    let exit = application.last_exit.as_deref().unwrap_or("unknown");
+    let exit = last_exit(application);
     let restarts = application.restarts;
     if application.keeps_exiting {
         return Step::problem(
             name,
-            format!("keeps exiting (restarts: {restarts}, last exit: {exit})"),
+            format!("keeps exiting (restarts: {restarts}{exit})"),
             exit_remedy(application.last_exit.as_deref()),
         );
     }
@@ -94,10 +94,15 @@ fn run(application: &ApplicationStatus) -> Step {
         }
         (state, _) => Step::notice(
             name,
-            format!("is {state} (restarts: {restarts}, last exit: {exit})"),
+            format!("is {state} (restarts: {restarts}{exit})"),
             "requests wait for its start for 10 s at most",
         ),
     }
+}
+
+/// Returns the addition about the last exit; empty before the first one.
+fn last_exit(application: &ApplicationStatus) -> String {
+    application.last_exit.as_deref().map_or_else(String::new, |it| format!(", last exit: {it}"))
 }
 
 /// The listeners for the application and those for DNS queries.
@@ -170,6 +175,21 @@ mod tests {
         let well = workload(json!([]), json!(null));
         let found = steps(&Facts::default(), &well, None);
         assert!(found.iter().all(|step| step.verdict == Verdict::Fine), "{found:?}");
+    }
+
+    #[test]
+    fn an_application_without_an_exit_names_none() {
+        for (last_exit, text) in [
+            (json!(null), "is starting (restarts: 0)"),
+            (json!("signal: 9"), "is starting (restarts: 0, last exit: signal: 9)"),
+        ] {
+            let starting = json!({
+                "state": "starting", "pid": null, "restarts": 0, "keeps_exiting": false,
+                "last_exit": last_exit, "since_seconds": 1.0, "ports": {},
+            });
+            let found = steps(&Facts::default(), &workload(json!([]), starting), None);
+            assert!(found.iter().any(|step| step.what == text), "{found:?}");
+        }
     }
 
     #[test]

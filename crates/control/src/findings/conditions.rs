@@ -93,18 +93,22 @@ fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Fi
 fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Vec<Finding> {
     let name = &workload.name;
     let mut findings = Vec::new();
-    let exit = application.last_exit.as_deref().unwrap_or("unknown");
     let restarts = application.restarts;
+    let exit = application.last_exit.as_deref();
     if application.keeps_exiting {
         findings.push(Finding::problem(
             format!(
-                "{name}: the application keeps exiting (restarts: {restarts}, last exit: {exit})"
+                "{name}: the application keeps exiting (restarts: {restarts}{})",
+                exit.map_or_else(String::new, |it| format!(", last exit: {it}"))
             ),
-            exit_remedy(application.last_exit.as_deref()),
+            exit_remedy(exit),
         ));
     } else if application.state == "restarting" {
         findings.push(Finding::notice(
-            format!("{name}: the application has exited and is started again ({exit})"),
+            format!(
+                "{name}: the application has exited and is started again{}",
+                exit.map_or_else(String::new, |it| format!(" (last exit: {it})"))
+            ),
             "its output is in the log of `leno up`",
         ));
     }
