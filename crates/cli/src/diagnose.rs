@@ -1,4 +1,5 @@
-//! `leno diagnose NAMESPACE/WORKLOAD`: which step of the way to or from a workload fails.
+//! `leno diagnose NAMESPACE/WORKLOAD`: finds the failing step between a workload, its control plane, and
+//! services.
 
 mod calls;
 mod conditions;
@@ -26,30 +27,30 @@ use steps::{Facts, Removed, Step, Verdict, examine};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DiagnoseArgs {
-    /// The workload
+    /// Workload to diagnose
     #[arg(value_name = "NAMESPACE/WORKLOAD")]
     workload: WorkloadName,
-    /// A service that it calls: the way there is examined too
+    /// Service that the workload calls; its routes, endpoints and applications are examined as well
     #[arg(long, value_name = "NAMESPACE/SERVICE")]
     to: Option<ServiceName>,
     #[command(flatten)]
     data: DataArgs,
-    /// How to print the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ExplainFormat,
 }
 
-/// What is told.
+/// The diagnosis, as printed in structured formats.
 #[derive(Debug, Serialize)]
 struct Diagnosis {
     workload: String,
-    /// Whether no step fails.
+    /// True if no step fails.
     healthy: bool,
     steps: Vec<Step>,
 }
 
 impl DiagnoseArgs {
-    /// Prints the steps; succeeds when none fails.
+    /// Prints the steps; the exit code is 0 if none fails.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mesh = Mesh::at(&self.data.path()?);
@@ -79,7 +80,7 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         certificates: asked(mesh, "/certificates").await?,
         routes: asked(mesh, "/routes").await?,
         policies: asked(mesh, "/policies").await?,
-        // A control plane of an earlier release does not report these.
+        // Control planes of earlier releases do not report these.
         rejected_joins: asked(mesh, "/rejected-joins").await.unwrap_or_default(),
         histories: BTreeMap::new(),
         rejections: traffic.rejections,
@@ -114,7 +115,7 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
     Ok(facts)
 }
 
-/// The services with a history to examine: those in front of the workload, and those that it calls.
+/// Returns the services to fetch histories of: those that select the workload, and those that it calls.
 fn examined(facts: &Facts, workload: &str, to: Option<&str>) -> BTreeSet<String> {
     let known = facts.workloads.iter().find(|known| known.name == workload);
     let failing = known.filter(|_| to.is_none()).map(|known| calls::failing(facts, known));
@@ -123,8 +124,8 @@ fn examined(facts: &Facts, workload: &str, to: Option<&str>) -> BTreeSet<String>
     behind.chain(failing).chain(to).map(str::to_owned).collect()
 }
 
-/// The services that a workload calls, or the one that the question is about, and the names that it called
-/// and that no service has: a mistyped name is no failure of the mesh.
+/// Returns the services that a workload calls, or only `to`, and the called names that no service has: a
+/// mistyped name is no failure of the mesh.
 fn called(facts: &Facts, workload: &str, to: Option<&str>) -> (Vec<String>, Vec<String>) {
     let exists = |name: &String| facts.services.iter().any(|service| service.name == *name);
     match to {
@@ -141,7 +142,7 @@ async fn asked<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T
 fn text(workload: &str, steps: &[Step]) -> String {
     let failed = steps.iter().filter(|step| step.verdict == Verdict::Problem).count();
     let verdict = match failed {
-        0 => "nothing is wrong".to_owned(),
+        0 => "no step fails".to_owned(),
         1 => "one step fails".to_owned(),
         several => format!("{several} steps fail"),
     };
@@ -159,10 +160,10 @@ fn text(workload: &str, steps: &[Step]) -> String {
 const EXAMPLES: &str = "\
 Examples:
   leno diagnose shop/cart-1                       sidecar, identity, application, listeners, policies, requests to it and from it, connectivity
-  leno diagnose shop/cart-1 --to shop/stock       and the way to a service that it calls, with the applications of its endpoints
+  leno diagnose shop/cart-1 --to shop/stock       also the path to a service that it calls, with the applications of its endpoints
 
-Connectivity is tried by the sidecar itself: it connects to endpoints, with mutual TLS, and asks the
-application nothing. What policies say of a request is decided by the control plane, as on its page.
+The sidecar itself tests connectivity: it connects to endpoints with mutual TLS, and sends the application
+no request. The control plane evaluates policies, as on its page.
 
-Exit codes: 0 no step fails; 1 one does, or no control plane answers; 2 wrong usage.
+Exit codes: 0 no step fails; 1 a step fails, or no control plane answers; 2 wrong usage.
 ";

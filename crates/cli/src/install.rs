@@ -1,4 +1,4 @@
-//! `leno install` and `leno uninstall`: the mesh into a cluster, and out of it.
+//! `leno install` and `leno uninstall`: install the mesh into a Kubernetes cluster, and remove it.
 
 #[cfg(test)]
 mod chart;
@@ -28,90 +28,89 @@ use crate::{output, yaml};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InstallArgs {
-    /// The image of Leno, for control planes and sidecars
+    /// Image for control planes and sidecars
     #[arg(long, value_name = "IMAGE", default_value = IMAGE)]
     image: String,
-    /// How many control planes [default: as installed before, or 2]
+    /// Number of control plane replicas [default: as installed before, or 2]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
     replicas: Option<u32>,
-    /// Who vouches for identities; it cannot be changed later [default: as installed before, or
+    /// Trust domain of all identities; immutable once installed [default: as installed before, or
     /// cluster.local]
     #[arg(long, value_name = "NAME", value_parser = TrustDomain::new)]
     trust_domain: Option<TrustDomain>,
-    /// Install the kinds of SMI and OSM too, for clusters that have none
+    /// Also install the CRDs of SMI and OSM, for clusters without them
     #[arg(long)]
     with_smi: bool,
-    /// Let the network plugins of nodes lead connections to sidecars, so that pods need no NET_ADMIN
-    /// [default: as installed before, or not]
+    /// Install the CNI plugin, which redirects the traffic of pods to their sidecars, so that pods need no
+    /// NET_ADMIN [default: as installed before, or false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     cni: Option<bool>,
-    /// Where nodes have their network plugins [default: as installed before, or /opt/cni/bin]
+    /// Directory of CNI plugins on nodes [default: as installed before, or /opt/cni/bin]
     #[arg(long, value_name = "DIR")]
     cni_bin_dir: Option<String>,
-    /// Where nodes have their network's configuration [default: as installed before, or
-    /// /etc/cni/net.d]
+    /// Directory of the CNI configuration on nodes [default: as installed before, or /etc/cni/net.d]
     #[arg(long, value_name = "DIR")]
     cni_conf_dir: Option<String>,
-    /// Let there be gateways of the Gateway API: the control plane may then create Deployments, and
-    /// read Secrets, in every namespace [default: as installed before, or not]
+    /// Enable gateways of the Gateway API: grants the control plane the right to create Deployments and read
+    /// Secrets in every namespace [default: as installed before, or false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     gateways: Option<bool>,
-    /// Namespaces in which the control plane may write Secrets, with certificates for clients outside the mesh: those
-    /// of AccessCerts; may be given again, and `none` takes all of them away [default: as installed before, or none]
+    /// Namespaces in which the control plane may write Secrets: the certificates of AccessCerts, for clients
+    /// outside the mesh; repeatable; `none` removes all of them [default: as installed before, or none]
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
     access_certs: Option<Vec<Name>>,
-    /// Serve the webhook only to clients with a certificate of an authority in this file (PEM), such as the one of the
-    /// API server; `none` takes that away [default: as installed before, or all clients]
+    /// CA certificates (PEM) that must have signed the client certificate of webhook callers, such as the CA of
+    /// the API server; `none` accepts all clients [default: as installed before, or all clients]
     #[arg(long, value_name = "FILE")]
     webhook_client_ca: Option<PathBuf>,
-    /// Install a NetworkPolicy for each port of the control plane [default: as installed before, or yes]
+    /// Install a NetworkPolicy for each port of the control plane [default: as installed before, or true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     network_policies: Option<bool>,
-    /// The addresses from which API servers call the webhook: the NetworkPolicy permits no others, and `none` permits
-    /// all [default: as installed before, or all]
+    /// Address ranges from which API servers call the webhook; the NetworkPolicy permits no others; `none`
+    /// permits all [default: as installed before, or all]
     #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = ranges)]
     api_server: Option<Vec<Option<AddressRange>>>,
-    /// Namespaces with objects about the whole mesh, in addition to that of the control plane: osm-mesh-config or
-    /// fsm-mesh-config until a MeshConfig of leno.dev says more than the trust domain; TagRoutes for all services;
-    /// Egress objects for accounts of other namespaces; repeatable; `none` removes all of them [default: as installed
-    /// before, or none]
+    /// Namespaces with mesh-wide objects, in addition to the control plane's own: osm-mesh-config or
+    /// fsm-mesh-config (used until a MeshConfig of leno.dev sets more than the trust domain), TagRoutes for all
+    /// services, and Egress objects for accounts of other namespaces; repeatable; `none` removes all of them
+    /// [default: as installed before, or none]
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
     settings_namespaces: Option<Vec<Name>>,
-    /// Hosts and ranges of addresses, in addition to public addresses, from which the control plane may read keys for
-    /// `JwtValidation`s, such as issuers in the cluster; `none` takes all of them away [default: as installed
-    /// before, or none]
+    /// Hosts and address ranges, in addition to public addresses, from which the control plane may fetch the
+    /// JWKS of `JwtValidation`s, such as issuers in the cluster; `none` removes all of them [default: as
+    /// installed before, or none]
     #[arg(long, value_name = "LIST")]
     jwks_allow: Option<PermittedServers>,
-    /// Clients that get the metrics of sidecars with the annotation leno.dev/metrics: enabled, and of gateways:
-    /// `any`, or addresses and ranges with commas between them, such as those of Prometheus; `none` opens neither
-    /// [default: as installed before, or any at such sidecars and none at gateways]
+    /// Clients that may scrape the metrics of gateways and of sidecars with the annotation leno.dev/metrics:
+    /// enabled: `any`, or comma-separated addresses and ranges, such as those of Prometheus; `none` disables
+    /// both [default: as installed before, or any for such sidecars and none for gateways]
     #[arg(long, value_name = "LIST")]
     metrics_from: Option<ClientRanges>,
-    /// Apply to the cluster, and wait until the mesh is there [default: print]
+    /// Apply to the cluster, and wait until the mesh is ready [default: print the manifests]
     #[arg(long)]
     apply: bool,
-    /// How long to wait for that
+    /// Maximum time to wait until the mesh is ready
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_positive, requires = "apply")]
     timeout: Duration,
-    /// How to print
+    /// Output format of the manifests
     #[arg(short, long, value_enum, default_value_t, conflicts_with = "apply")]
     output: Form,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
-/// How manifests are printed.
+/// The output format of manifests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 enum Form {
     /// YAML
     #[default]
     Yaml,
-    /// JSON, as one list
+    /// JSON, as one List
     Json,
 }
 
 impl InstallArgs {
-    /// Prints what is to be installed, or installs it.
+    /// Prints the manifests, or applies them.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.apply {
             cluster::run(self.install())?;
@@ -121,10 +120,12 @@ impl InstallArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// What was asked for; what was not said stays as it is installed.
+    /// Returns the options of the installation: those of the command line, and for absent ones those `before`.
     ///
     /// # Errors
-    /// When places of network plugins are named, and no plugin is to lead connections.
+    /// If a CNI directory is set without the CNI plugin, `--api-server` without NetworkPolicies, or
+    /// `--access-certs` to the control plane's namespace; or if the file of `--webhook-client-ca` cannot be
+    /// read.
     fn options(&self, before: Installed) -> anyhow::Result<Options> {
         let domain = self.trust_domain.clone().or(before.trust_domain);
         let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
@@ -133,7 +134,7 @@ impl InstallArgs {
         let has_cni = self.cni.unwrap_or(before.cni);
         let places = [("--cni-bin-dir", &self.cni_bin_dir), ("--cni-conf-dir", &self.cni_conf_dir)];
         if let Some((option, _)) = places.into_iter().find(|(_, dir)| dir.is_some() && !has_cni) {
-            anyhow::bail!("{option} is for --cni, which is off: give both, or neither");
+            anyhow::bail!("{option} requires --cni: set both, or neither");
         }
         let cni = has_cni.then(|| NodeNetwork {
             bin_dir: self.cni_bin_dir.clone().unwrap_or(network.bin_dir),
@@ -145,7 +146,9 @@ impl InstallArgs {
         let settings_namespaces = settings_namespaces.unwrap_or(before.settings_namespaces);
         let own = &self.cluster.namespace;
         if access_certs.iter().any(|it| it.as_str() == &**own) {
-            anyhow::bail!("--access-certs {own}: that is the control plane's own; use others");
+            anyhow::bail!(
+                "--access-certs {own}: the control plane's own namespace is not allowed; use others"
+            );
         }
         let webhook_client_ca = match &self.webhook_client_ca {
             None => before.webhook_client_ca,
@@ -158,9 +161,7 @@ impl InstallArgs {
             Some(ranges) => ranges.iter().flatten().cloned().collect(),
         };
         if !network_policies && self.api_server.is_some() {
-            anyhow::bail!(
-                "--api-server is for NetworkPolicies, which are off: give both, or neither"
-            );
+            anyhow::bail!("--api-server requires --network-policies: set both, or neither");
         }
         let jwks_allow = match &self.jwks_allow {
             Some(servers) if *servers == PermittedServers::default() => None,
@@ -198,7 +199,7 @@ impl InstallArgs {
             eprintln!("as installed before: {}", kept.join(" "));
         }
         apply(&client, &manifests(&options), tell).await?;
-        // What is not wanted any more must not stay a right.
+        // Rights that the options do not grant are removed.
         withdraw(&client, &options.access_certs, tell).await?;
         if !options.gateways {
             withdraw_gateways(&client, tell).await?;
@@ -209,9 +210,9 @@ impl InstallArgs {
         if !options.gateways {
             retract_gateways(&client, tell).await?;
         }
-        eprintln!("waiting until pods get sidecars …");
+        eprintln!("waiting for the injection webhook …");
         wait_for_webhook(&client, WEBHOOK_MAX.min(timeout)).await?;
-        // Pods that are created from now on redirect their connections themselves.
+        // Pods created from now on redirect their traffic without the plugin.
         if options.cni.is_none() {
             withdraw_cni(&client, &options, tell).await?;
         }
@@ -219,7 +220,7 @@ impl InstallArgs {
         Ok(())
     }
 
-    /// The options that nobody gave and that are in force because they were before.
+    /// Returns the options that are absent from the command line and keep their installed values.
     fn kept(&self, before: &Installed) -> Vec<String> {
         let was = |said: Option<bool>, before: bool| said.is_none() && before;
         let replicas = before.replicas.filter(|_| self.replicas.is_none());
@@ -253,13 +254,13 @@ impl InstallArgs {
     }
 }
 
-/// The namespaces that are listed: none where that is the only word.
+/// Returns the listed namespaces; the single word `none` lists none.
 fn listed(names: &[Name]) -> BTreeSet<Name> {
     let is_none = names.len() == 1 && names.iter().all(|name| name.as_str() == NONE);
     names.iter().filter(|_| !is_none).cloned().collect()
 }
 
-/// One range of addresses; nothing for the word that stands for none.
+/// Parses a range of addresses; `None` for the word `none`.
 fn ranges(text: &str) -> Result<Option<AddressRange>, String> {
     if text == NONE {
         return Ok(None);
@@ -270,7 +271,7 @@ fn ranges(text: &str) -> Result<Option<AddressRange>, String> {
 
 fn told_next() {
     let next = "kubectl label namespace NAME leno.dev/injection=enabled";
-    eprintln!("the mesh is there; put a namespace into it with `{next}`");
+    eprintln!("the mesh is ready; add a namespace with `{next}`");
 }
 
 fn print(manifests: &[Value], form: Form) -> anyhow::Result<()> {
@@ -292,15 +293,14 @@ fn tell(step: Step) {
 #[derive(Debug, Args)]
 #[command(after_help = UNINSTALL_EXAMPLES)]
 pub(crate) struct UninstallArgs {
-    /// Remove rules, their kinds, the authority and the namespace too: whatever trusts the mesh now
-    /// has to start anew
+    /// Also remove the rules, the CRDs, the CA and the namespace: clients of the mesh must then join a new one
     #[arg(long)]
     purge: bool,
-    /// Only delete the Lease and retract statuses, when no control plane is left: after another tool, such as Helm, has
-    /// removed the rest
+    /// Only delete the Lease and retract statuses, once no control plane runs: for use after another tool, such
+    /// as Helm, has removed the rest
     #[arg(long, conflicts_with = "purge")]
     statuses_only: bool,
-    /// Remove from the cluster [default: print what would be removed]
+    /// Remove from the cluster [default: print the objects that would be removed]
     #[arg(long)]
     apply: bool,
     #[command(flatten)]
@@ -308,7 +308,7 @@ pub(crate) struct UninstallArgs {
 }
 
 impl UninstallArgs {
-    /// Prints what is to be removed, or removes it.
+    /// Prints the objects to remove, or removes them.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.statuses_only {
             return self.retract();
@@ -339,14 +339,14 @@ impl UninstallArgs {
         } else {
             let names: Vec<String> = removals.iter().map(|it| yaml::name(it) + "\n").collect();
             output::print(&names.concat())?;
-            eprintln!("and, in every namespace, what was made for gateways: {MADE}");
+            eprintln!("and, in every namespace, the objects of gateways: {MADE}");
             eprintln!("and, in every namespace, the right to write Secrets: {GRANTED}");
             eprintln!("{RETRACTED}");
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Deletes the Lease and retracts statuses, or prints so.
+    /// Deletes the Lease and retracts statuses, or prints these actions.
     fn retract(&self) -> anyhow::Result<ExitCode> {
         let namespace = &self.cluster.namespace;
         let lease = lease(namespace);
@@ -366,19 +366,19 @@ impl UninstallArgs {
     }
 }
 
-/// What gives no namespace.
+/// The word that empties a list.
 const NONE: &str = "none";
-/// What is removed of the rights that --access-certs gave.
+/// The removed objects of `--access-certs`.
 const GRANTED: &str = "Roles and RoleBindings named leno-access-certs";
 /// The effect on statuses.
 const RETRACTED: &str =
-    "statuses that claim an effect become Unknown, and gateways lose their addresses";
-/// What is removed of gateways, by label.
+    "status conditions that report an effect become Unknown, and gateways lose their addresses";
+/// The removed objects of gateways.
 const MADE: &str = "Deployments, PodDisruptionBudgets, Services and ServiceAccounts with the label \
                     leno.dev/gateway";
 /// The image of this version.
 pub(crate) const IMAGE: &str = concat!("leno:", env!("CARGO_PKG_VERSION"));
-/// Once control planes are ready, a moment is enough.
+/// Sufficient once the control planes are ready.
 const WEBHOOK_MAX: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
@@ -387,15 +387,15 @@ Examples:
   leno install --image registry.example.org/leno:0.1.0 --apply
   leno install --trust-domain prod.example.org --replicas 3 --apply
 
-Installing again changes what differs, and keeps authority, rules and sidecars; with --apply also the
-options that are not said. `--cni=false`, `--gateways=false`, `--access-certs none` and `--settings-namespaces none`
-turn off what was asked for before.
+A repeated installation updates the objects that differ, and keeps the CA, rules and sidecars; with --apply
+it also keeps installed options that are not set. `--cni=false`, `--gateways=false`, `--access-certs none` and
+`--settings-namespaces none` reset them.
 ";
 
 const UNINSTALL_EXAMPLES: &str = "\
 Examples:
-  leno uninstall                             see what would be removed
-  leno uninstall --apply                     remove what runs; rules and authority stay
+  leno uninstall                             list the objects that would be removed
+  leno uninstall --apply                     remove the components; keep rules and the CA
   leno uninstall --apply --purge             remove everything
   leno uninstall --apply --statuses-only     after `helm uninstall --no-hooks`: retract statuses
 ";

@@ -337,7 +337,7 @@ mod tests {
         let own: Vec<_> = limits.get_arguments().map(clap::Arg::get_id).collect();
         for command in Cli::command().get_subcommands() {
             for option in command.get_arguments() {
-                let is_there = option.get_help_heading() == Some("Limits of a sidecar");
+                let is_there = option.get_help_heading() == Some("Sidecar limits");
                 let belongs = own.contains(&option.get_id()) || option.get_id() == "drain_timeout";
                 let place = format!("leno {} --{}", command.get_name(), option.get_id());
                 assert!(!is_there || belongs || option.is_hide_set(), "{place}");

@@ -56,7 +56,7 @@ pub(crate) struct UpArgs {
         value_name = "TIME",
         default_value = "10s",
         value_parser = parse_duration,
-        help_heading = "Limits of a sidecar"
+        help_heading = "Sidecar limits"
     )]
     drain_timeout: Duration,
     #[command(flatten)]

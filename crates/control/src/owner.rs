@@ -328,7 +328,9 @@ impl Owner {
             }
         }
         if self.start.ends(&self.mesh, now.clock) {
-            tracing::info!("the sidecars that were expected are back, or were given up");
+            tracing::info!(
+                "startup grace period ended: all expected sidecars reconnected, or are no longer awaited"
+            );
             self.tell_soon(now);
             self.audience.reconsider(&self.mesh, self.start.settling());
         }

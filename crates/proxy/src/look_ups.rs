@@ -339,12 +339,12 @@ pub(crate) async fn bound<T>(
             Ok(bound) => {
                 if failed {
                     conditions.clear(kind::DNS_CLOSED, &subject);
-                    tracing::info!(%address, ?over, "names can be looked up there now");
+                    tracing::info!(%address, ?over, "the DNS listener is open");
                 }
                 return bound;
             }
             Err(error) if !failed => {
-                tracing::error!(%address, ?over, %error, "names cannot be looked up there: free the port, or start without --dns");
+                tracing::error!(%address, ?over, %error, "cannot open the DNS listener: free the port, or start without --dns");
                 conditions.set(kind::DNS_CLOSED, &subject, error.to_string());
                 failed = true;
             }

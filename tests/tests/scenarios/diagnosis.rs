@@ -43,8 +43,8 @@ fn the_step_that_fails_is_named() {
         "shop/cart-1: one step fails",
         "✓ sidecar",
         "✓ identity     spiffe://cluster.local/ns/shop/sa/cart",
-        "✓ endpoint     of shop/cart",
-        "✗ endpoint     is none of shop/astray at port 81",
+        "✓ endpoint     is an endpoint of shop/cart",
+        "✗ endpoint     is no endpoint of shop/astray at port 81",
         "✓ service      shop/cart has 1 endpoint",
         "✓ connectivity shop/cart: reached 1 of 1 endpoint, with mutual TLS",
         "✓ decision     GET http://cart.shop:80/: 200-range: allowed",
@@ -86,7 +86,7 @@ fn a_sidecar_that_does_not_answer_is_found_by_the_one_that_calls_it() {
     let (code, said) = diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     signal_pid(pid, Signal::CONT);
     assert_eq!(code, Some(1), "{said}");
-    let failed = "✗ connectivity shop/cart-1 of shop/cart is not reached at 127.0.0.1:";
+    let failed = "✗ connectivity shop/cart-1 of shop/cart is unreachable at 127.0.0.1:";
     assert!(said.contains(failed) && said.contains("connect-timeout"), "{said}");
 }
 
@@ -103,7 +103,7 @@ spec: {trafficMode: strict}
     let verdict = "✗ decision     GET http://cart.shop:80/: 403 denied";
     assert!(said.contains(verdict), "{said}");
     // A client that may not use a service does not receive its endpoints.
-    let untold = "· connectivity its sidecar knows no endpoint of shop/cart";
+    let untold = "· connectivity its sidecar has no endpoint of shop/cart";
     assert!(said.contains(untold), "{said}");
 }
 

@@ -1,4 +1,4 @@
-//! The services that a workload calls: by subscriptions, by listeners of its own, by routes, and as counted.
+//! The services that a workload calls: by subscriptions, outbound listeners, routes, and counted requests.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use leno_control::status::{EdgeStatus, RejectionStatus, WorkloadStatus};
 use super::steps::{Facts, Step, explained, most_frequent_reason, rejected, success_step};
 use crate::figures::AILING;
 
-/// The services that the application of a workload calls by name, or by a listener of its sidecar. A listener needs no
-/// subscription.
+/// Returns the services that the workload's application calls by name, or has an outbound listener for. A
+/// listener needs no subscription.
 pub(super) fn services<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str> {
     let proxies = facts.proxies.iter().filter(|proxy| proxy.workload == workload);
     let subscriptions = proxies.flat_map(|proxy| &proxy.subscriptions);
@@ -17,13 +17,13 @@ pub(super) fn services<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str
     subscriptions.chain(listeners).map(String::as_str).collect()
 }
 
-/// True when requests of a workload go to a service, or can go there without a subscription.
+/// True if the workload sends requests to the service, or can do so without a subscription.
 pub(super) fn may_call(facts: &Facts, workload: &str, to: &str) -> bool {
     let called = services(facts, workload);
     called.contains(to) || is_routed(facts, &called, to) || is_counted(facts, workload, to)
 }
 
-/// A route of a service that the workload calls has the other service as a backend.
+/// True if a route of a service that the workload calls has `to` as a backend.
 fn is_routed(facts: &Facts, called: &BTreeSet<&str>, to: &str) -> bool {
     let services = facts.services.iter().filter(|service| called.contains(service.name.as_str()));
     let attached: BTreeSet<&String> = services.flat_map(|service| &service.routes).collect();
@@ -32,7 +32,8 @@ fn is_routed(facts: &Facts, called: &BTreeSet<&str>, to: &str) -> bool {
     backends.any(|backend| backend.strip_prefix(to).is_some_and(|rest| rest.starts_with(':')))
 }
 
-/// Requests of the workload to the service were counted. Those of a workload behind a service count for that service.
+/// True if requests of the workload to the service were counted. Requests counted for a service are those of
+/// the workload if it is the only one of that service.
 fn is_counted(facts: &Facts, workload: &str, to: &str) -> bool {
     facts.edges.iter().filter(|edge| edge.to == to && edge.rates.requests > 0).any(
         |edge| match edge.kind.as_str() {
@@ -43,25 +44,25 @@ fn is_counted(facts: &Facts, workload: &str, to: &str) -> bool {
     )
 }
 
-/// True where the workload is the only one behind a service.
+/// True if the workload is the only one of the service.
 fn is_alone(facts: &Facts, service: &str, workload: &str) -> bool {
     let found = facts.services.iter().find(|known| known.name == service);
     found.is_some_and(|known| known.workloads == [workload])
 }
 
-/// The requests that a workload sent lately to services that it is not behind, one step for each service.
+/// Returns the steps for recent requests of a workload to services other than its own, one per service.
 pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     called(facts, workload).into_iter().flat_map(|it| requests(facts, workload, it)).collect()
 }
 
-/// The services at which requests of the workload failed lately. The steps name the reasons from their histories.
+/// Returns the services at which requests of the workload failed recently. Their histories have the reasons.
 pub(super) fn failing<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
     let edges = edges(facts, workload);
     let failing = edges.filter(|edge| edge.rates.success.is_some_and(|success| success < AILING));
     failing.map(|edge| edge.to.as_str()).collect()
 }
 
-/// The services for which requests or rejections of the workload were counted lately.
+/// Returns the services for which requests or rejections of the workload were counted recently.
 fn called<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
     let rejections = facts.rejections.iter().filter(|it| it.clients.contains(&workload.name));
     let rejected = rejections.map(|it| it.service.as_str()).filter(|service| !service.is_empty());
@@ -70,7 +71,7 @@ fn called<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> 
     rejected.chain(counted).filter(|service| !is_own(service)).collect()
 }
 
-/// The counted requests of a workload. Those of a workload behind a service count for that service.
+/// Returns the counted requests of a workload, with those of each service that selects no other workload.
 fn edges<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> impl Iterator<Item = &'a EdgeStatus> {
     let name = workload.name.clone();
     let alone: BTreeSet<String> =
@@ -82,7 +83,8 @@ fn edges<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> impl Iterator<Item 
     })
 }
 
-/// The requests of a workload to one service, as its own sidecar counted them: those of other clients are no problem of it.
+/// Returns the steps for requests of a workload to one service, as counted by its own sidecar: failures of
+/// other clients are not its problem.
 fn requests(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Vec<Step> {
     let edge = edges(facts, workload).find(|edge| edge.to == service);
     let success = edge.and_then(|edge| edge.rates.success);
@@ -215,13 +217,13 @@ mod tests {
         assert_eq!(failed(&facts), [text]);
         facts.edges = success(0.0);
         assert_eq!(failed(&facts), [text]);
-        // The requests of this client succeed, or are those of another one.
+        // The requests of this client succeed, or the rejected ones are another client's.
         facts.edges = success(1.0);
         assert_eq!(failed(&facts), [""; 0]);
         facts.edges = Vec::new();
         facts.rejections = vec![rejection("t/h", "t/c-2")];
         assert_eq!(failed(&facts), [""; 0]);
-        // Failures that are no rejections.
+        // Failures that are not rejections.
         facts.edges = success(0.0);
         facts.rejections = Vec::new();
         let rates = facts.edges[0].rates.clone();

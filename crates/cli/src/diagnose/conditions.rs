@@ -1,4 +1,5 @@
-//! Steps about conditions that break traffic: the join token, the application, listeners, the state on disk, circuits.
+//! Steps for conditions that break traffic: join token, application, listeners, state on disk, circuit
+//! breakers.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,7 @@ use leno_control::{exit_remedy, port_remedy};
 use super::steps::{Facts, Step, Verdict, is_on_the_way};
 use crate::duration::short;
 
-/// The steps in the order in which a start needs them. An open circuit is no problem of the way to another service.
+/// Returns the steps in startup order. An open circuit is no problem on the way to another service.
 pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) -> Vec<Step> {
     let mut steps: Vec<Step> = token(facts, workload).into_iter().collect();
     steps.extend(workload.application.iter().flat_map(application));
@@ -18,7 +19,7 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) 
         Step::problem(
             "state",
             format!("the sidecar cannot write {}: {}", it.subject, it.reason),
-            "free space there or make it writable: a restart loses what is not written",
+            "free space there or make it writable: a restart loses unwritten state",
         )
     }));
     if workload.sidecar == "connected" && of_kind(workload, "state-unwritable").next().is_none() {
@@ -33,13 +34,13 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) 
         step(
             "circuit",
             format!("to {} is open: {}", it.subject, it.reason),
-            "repair the service, and it closes by itself: leno get circuits",
+            "repair the service; the circuit then closes by itself: leno get circuits",
         )
     }));
     steps
 }
 
-/// The last join, if it was rejected.
+/// Returns the step for the last join, if it was rejected.
 fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
     let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let what = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
@@ -50,8 +51,8 @@ fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
     })
 }
 
-/// The applications of the endpoints on the way to a service, as far as requests fail or wait there. A sidecar reaches such an
-/// endpoint all the same.
+/// Returns the failing steps of the applications behind the endpoints of a service: requests fail or wait
+/// there, although the sidecar of such an endpoint is reachable.
 pub(super) fn of_endpoints(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let services = facts.services.iter().filter(|it| is_on_the_way(facts, to, &it.name));
     let endpoints = services.flat_map(|service| &service.ports).flat_map(|port| &port.endpoints);
@@ -65,7 +66,7 @@ pub(super) fn of_endpoints(facts: &Facts, workload: &str, to: &str) -> Vec<Step>
     steps.filter(|step| step.verdict != Verdict::Fine).collect()
 }
 
-/// The state of an application, and the ports that it does not serve.
+/// Returns the steps for the state of an application, and for the ports that it does not serve.
 fn application(application: &ApplicationStatus) -> Vec<Step> {
     let mut steps = vec![run(application)];
     steps.extend(application.ports.iter().map(|(port, problem)| {
@@ -95,7 +96,7 @@ fn run(application: &ApplicationStatus) -> Step {
         (state, _) => Step::notice(
             name,
             format!("is {state} (restarts: {restarts}{exit})"),
-            "requests wait for its start for 10 s at most",
+            "requests wait up to 10 s for its start",
         ),
     }
 }
@@ -105,7 +106,7 @@ fn last_exit(application: &ApplicationStatus) -> String {
     application.last_exit.as_deref().map_or_else(String::new, |it| format!(", last exit: {it}"))
 }
 
-/// The listeners for the application and those for DNS queries.
+/// Returns the steps for outbound listeners and the DNS listener.
 fn listeners(workload: &WorkloadStatus) -> Vec<Step> {
     let closed = of_kind(workload, "listener-closed").chain(of_kind(workload, "dns-closed"));
     let closed: Vec<Step> = closed
@@ -113,7 +114,7 @@ fn listeners(workload: &WorkloadStatus) -> Vec<Step> {
             Step::problem(
                 "listener",
                 format!("{} is closed: {}", it.subject, it.reason),
-                "stop the process that holds the address (ss -ltnp shows it), or use another one",
+                "stop the process that holds the address (ss -ltnp shows it), or use another address",
             )
         })
         .collect();
@@ -150,7 +151,6 @@ mod tests {
         .unwrap()
     }
 
-    /// Finding F2 of issue 26.
     #[test]
     fn each_condition_is_a_step_that_fails() {
         let condition =

@@ -1,4 +1,5 @@
-//! What has to be tried or decided: whether a sidecar reaches endpoints, and what policies say.
+//! Steps that need a test or a decision: connection attempts of a sidecar, and the policies' decision on a
+//! request.
 
 use leno_control::Explained;
 use leno_control::status::ServiceStatus;
@@ -10,18 +11,18 @@ use crate::figures::counted;
 use crate::get::{Mesh, parsed};
 use crate::tap::encoded;
 
-/// How a sidecar fared with the endpoints of one service.
+/// The results of connection attempts to the endpoints of one service.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Reached {
     service: String,
-    /// Why it does not even know the service.
+    /// The reason for a missing service configuration.
     reason: Option<String>,
     endpoints: Vec<ReachedEndpoint>,
-    /// Those that were too many.
+    /// The number of endpoints that were not tried, beyond the limit.
     left_out: usize,
 }
 
-/// One of them.
+/// The result for one endpoint.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct ReachedEndpoint {
     workload: String,
@@ -31,7 +32,8 @@ struct ReachedEndpoint {
 }
 
 impl Reached {
-    /// Lets a sidecar try. None when it cannot, as that of an older release.
+    /// Has a sidecar connect to the endpoints. Returns `None` if it cannot, such as a sidecar of an older
+    /// release.
     pub(super) async fn asked(mesh: &Mesh, (workload, service): (&str, &str)) -> Option<Self> {
         let page = mesh.sidecar(workload, &format!("/reach?service={service}")).await.ok()?;
         serde_json::from_str(&page).ok()
@@ -41,16 +43,16 @@ impl Reached {
         &self.service
     }
 
-    /// What that says.
+    /// Returns the steps for the results.
     pub(super) fn steps(&self) -> Vec<Step> {
         const NAME: &str = "connectivity";
         let service = &self.service;
         if let Some(reason) = &self.reason {
-            let what = format!("its sidecar has no configuration of {service}: {reason}");
+            let what = format!("its sidecar has no configuration for {service}: {reason}");
             return vec![Step::problem(NAME, what, remedy(reason))];
         }
         if self.endpoints.is_empty() {
-            let what = format!("its sidecar knows no endpoint of {service}");
+            let what = format!("its sidecar has no endpoint of {service}");
             let remedy = "the service has none, or no policy allows this workload to call it: see the other steps";
             return vec![Step::notice(NAME, what, remedy)];
         }
@@ -59,7 +61,7 @@ impl Reached {
             .map(|(it, reason)| {
                 let ReachedEndpoint { workload, address, took_ms, .. } = it;
                 let what = format!(
-                    "{workload} of {service} is not reached at {address}: {reason}, after {took_ms:.0} ms"
+                    "{workload} of {service} is unreachable at {address}: {reason}, after {took_ms:.0} ms"
                 );
                 Step::problem(NAME, what, remedy(reason))
             })
@@ -89,8 +91,8 @@ fn remedy(reason: &str) -> String {
     format!("{what} (leno explain {reason})")
 }
 
-/// What would become of a request by the workload, as the control plane decides on the mesh as it is.
-/// None when it cannot decide that.
+/// Returns the control plane's decision on a request of the workload, with the current configuration; `None` if
+/// it cannot decide.
 pub(super) async fn decision(mesh: &Mesh, workload: &str, service: &ServiceStatus) -> Option<Step> {
     let url = url(service)?;
     let path = format!("/explain?from={}&url={}", encoded(workload), encoded(&url));
@@ -98,7 +100,7 @@ pub(super) async fn decision(mesh: &Mesh, workload: &str, service: &ServiceStatu
     decided(&told, workload, &url)
 }
 
-/// The URL of the first port of a service: of a request, or of a connection where the port carries TCP.
+/// Returns the URL of the first port of a service: `tcp://` for a port that carries TCP.
 pub(super) fn url(service: &ServiceStatus) -> Option<String> {
     let port = service.ports.first()?;
     let place = format!("{}:{}", host(&service.name), port.port);
@@ -108,7 +110,7 @@ pub(super) fn url(service: &ServiceStatus) -> Option<String> {
     })
 }
 
-/// The step that a decision about a request to a URL, or a connection, is.
+/// Converts the decision on a request or connection to a URL to a step.
 fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
     const NAME: &str = "decision";
     let verdict = told.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
@@ -117,14 +119,14 @@ fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
         false => format!("GET {url}: {verdict}"),
     };
     let remedy =
-        format!("leno explain request --from {workload} --url {url} says which rules decide");
+        format!("leno explain request --from {workload} --url {url} shows the rules that decide");
     // A policy may declare any status for the requests that it rejects.
     let is_rejected = !told.decision["reason"].is_null();
     Some(match verdict.chars().next() {
-        // Allowed, or sent elsewhere by a rule.
+        // Allowed, or redirected by a rule.
         Some('2' | '3') if !is_rejected => Step::fine(NAME, what),
         _ if verdict.starts_with("allowed") => Step::fine(NAME, what),
-        // That path may be none of the service's.
+        // The service may not serve the path `/`.
         Some('4') if verdict.contains("no-route") || verdict.contains("no-policy-route") => {
             Step::notice(NAME, what, remedy)
         }
@@ -133,7 +135,7 @@ fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
     })
 }
 
-/// The most services whose endpoints are tried when none is named.
+/// The maximum number of services to test without `--to`.
 pub(super) const SERVICES_MAX: usize = 8;
 
 #[cfg(test)]
@@ -165,7 +167,7 @@ mod tests {
         assert_eq!(verdicts, [Verdict::Fine, Verdict::Problem]);
         assert!(steps[0].what.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
         assert!(steps[0].what.contains("2 more were not tried"), "{steps:?}");
-        assert!(steps[1].what.contains("shop/stock-1 of shop/stock is not reached"), "{steps:?}");
+        assert!(steps[1].what.contains("shop/stock-1 of shop/stock is unreachable"), "{steps:?}");
         let remedy = steps[1].remedy.as_deref().unwrap_or_default();
         assert!(remedy.ends_with("(leno explain connect-failed)"), "{remedy}");
         assert_eq!(reached(&[]).steps()[0].verdict, Verdict::Notice);

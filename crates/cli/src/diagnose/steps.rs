@@ -1,5 +1,5 @@
-//! From what the control plane and the sidecar say to verdicts, in the order in which a request
-//! would need them.
+//! Verdicts on the reports of the control plane and the sidecar, in the order in which a request needs each
+//! step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::figures::{AILING, FAILING, counted, share};
 use crate::get::scope;
 use crate::revoke::nearest;
 
-/// All that is examined.
+/// The inputs of a diagnosis.
 #[derive(Default)]
 pub(super) struct Facts {
     pub(super) status: Status,
@@ -31,31 +31,31 @@ pub(super) struct Facts {
     pub(super) routes: Vec<RouteStatus>,
     pub(super) policies: Vec<PolicyStatus>,
     pub(super) rejected_joins: Vec<RejectedJoinStatus>,
-    /// By service, as far as something is known.
+    /// The available histories, by service.
     pub(super) histories: BTreeMap<String, HistoryStatus>,
-    /// The requests that the mesh rejected lately.
+    /// The requests that the mesh rejected recently.
     pub(super) rejections: Vec<RejectionStatus>,
     /// The counted requests from workloads and services to services.
     pub(super) edges: Vec<EdgeStatus>,
-    /// The readiness of the sidecar, as it reports it; absent when it is not connected here.
+    /// The readiness that the sidecar reports; `None` if it is not connected here.
     pub(super) ready: Option<Result<(), String>>,
-    /// The endpoints that it leaves out.
+    /// The endpoints that the sidecar has ejected.
     pub(super) removed: Vec<RemovedEndpoint>,
-    /// How it fared when it connected to endpoints.
+    /// The results of the sidecar's connection attempts to endpoints.
     pub(super) reached: Vec<Reached>,
-    /// Names that it called and that no service has.
+    /// Names that the application called and that no service has.
     pub(super) unknown: Vec<String>,
-    /// What would become of a request to the service that it is about.
+    /// The decision on a request to the service of `--to`.
     pub(super) decision: Option<Step>,
 }
 
-/// The answer of a sidecar's `/removed`.
+/// The response of a sidecar at `/removed`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Removed {
     pub(super) removed: Vec<RemovedEndpoint>,
 }
 
-/// An endpoint that a sidecar leaves out.
+/// An endpoint that a sidecar has ejected.
 #[derive(Debug, Deserialize)]
 pub(super) struct RemovedEndpoint {
     service: String,
@@ -63,26 +63,26 @@ pub(super) struct RemovedEndpoint {
     cause: String,
 }
 
-/// One step of the way.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Step {
     pub(super) name: &'static str,
     pub(super) verdict: Verdict,
-    /// What is so.
+    /// The observation.
     pub(super) what: String,
-    /// What to do.
+    /// The suggested action.
     pub(super) remedy: Option<String>,
 }
 
-/// How a step fares.
+/// The verdict on a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
-    /// As it should.
+    /// The step works.
     Fine,
-    /// It may explain what is seen.
+    /// The step works, but may explain an observation.
     Notice,
-    /// It fails.
+    /// The step fails.
     Problem,
 }
 
@@ -125,7 +125,7 @@ impl Step {
         Self::told((name, Verdict::Notice), what, remedy)
     }
 
-    /// The step with this command where its remedy names `leno explain request`.
+    /// Replaces `leno explain request` in the hint with the complete command.
     pub(super) fn with_request(self, command: &str) -> Self {
         let remedy = self
             .remedy
@@ -134,11 +134,12 @@ impl Step {
     }
 }
 
-/// The steps, up to the one without which nothing further can be said.
+/// Returns the steps; without the workload, no step follows.
 pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> {
     let Some(workload) = facts.workloads.iter().find(|known| known.name == name) else {
         let known: Vec<&str> = facts.workloads.iter().map(|it| it.name.as_str()).collect();
-        let remedy = "leno get workloads lists those there are; one that a manifest defines may be rejected: leno get rejected";
+        let remedy =
+            "list the workloads: leno get workloads; a manifest may be rejected: leno get rejected";
         let remedy = match nearest(name, &known) {
             Some(meant) => format!("did you mean {meant}? Otherwise {remedy}"),
             None => remedy.to_owned(),
@@ -146,8 +147,8 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
         return vec![Step::problem("workload", format!("there is no workload {name}"), remedy)];
     };
     let of = match workload.services.as_slice() {
-        [] => "behind no service".to_owned(),
-        services => format!("behind {}", services.join(", ")),
+        [] => "selected by no service".to_owned(),
+        services => format!("selected by {}", services.join(", ")),
     };
     let mut steps = vec![Step::fine("workload", format!("account {}, {of}", workload.account))];
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == name);
@@ -172,7 +173,7 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     steps
 }
 
-/// True for the service that is called, and for those to which its routes forward requests.
+/// True for the called service, and for services to which its routes forward requests.
 pub(super) fn is_on_the_way(facts: &Facts, to: &str, service: &str) -> bool {
     let names = |text: &str, service: &str| {
         let rest = text.strip_prefix(service);
@@ -192,8 +193,8 @@ fn namespaces(facts: &Facts) -> BTreeSet<&str> {
     names.filter_map(|name| name.split_once('/')).map(|(namespace, _)| namespace).collect()
 }
 
-/// The names without a service that the workload called: for its owner to know, and no failure of the mesh. Without a
-/// namespace of this name it is a host outside.
+/// Returns the steps for called names without a service: information for the owner of the workload, not a
+/// failure of the mesh. A name in a missing namespace is a host outside the mesh.
 fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
     let is_inside = |name: &&String| {
         name.split_once('/').is_none_or(|(namespace, _)| namespaces.contains(namespace))
@@ -208,24 +209,24 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
     };
     let hosts = match outside.as_slice() {
         [] => None,
-        [name] => {
-            Some(format!("it called {name}: a host outside, since there is no such namespace"))
-        }
+        [name] => Some(format!(
+            "it called {name}: a host outside the mesh, since there is no such namespace"
+        )),
         _ => Some(format!(
-            "it called {}: hosts outside, since there are no such namespaces",
+            "it called {}: hosts outside the mesh, since there are no such namespaces",
             listed(&outside)
         )),
     };
     let of_services =
-        "check the host name in the application; leno get services lists those there are";
-    let of_hosts = "spec.egress of the MeshConfig decides about hosts outside; for a service, \
+        "check the host name in the application; list the services: leno get services";
+    let of_hosts = "spec.egress of the MeshConfig permits or denies hosts outside the mesh; for a service, \
                     check the namespace in the host name";
     let services = services.map(|what| Step::notice("names", what, of_services));
     let hosts = hosts.map(|what| Step::notice("names", what, of_hosts));
     services.into_iter().chain(hosts).collect()
 }
 
-/// The first names of a list, and the number of the others.
+/// Joins the first names of a list, with the number of omitted ones.
 fn listed(names: &[String]) -> String {
     let shown = names.get(..names.len().min(UNKNOWN_NAMES_MAX)).unwrap_or_default();
     match names.len() - shown.len() {
@@ -255,18 +256,17 @@ fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>
         };
     };
     if let Some(refusal) = proxy.refusals.last().filter(|_| proxy.refused > 0) {
-        let remedy = "correct what it names; the version before it serves on meanwhile";
-        return Step::problem(name, format!("refuses what it was told: {refusal}"), remedy);
+        let remedy = "correct the named object; the previous configuration stays in use";
+        return Step::problem(name, format!("rejects its configuration: {refusal}"), remedy);
     }
     if let Some(Err(why)) = &facts.ready {
-        let remedy =
-            "it is ready when it has a certificate, a configuration and all of its listeners";
+        let remedy = "a sidecar is ready once it has a certificate, a configuration and all of its listeners";
         return Step::problem(name, format!("is not ready: {why}"), remedy);
     }
     if let Some(behind) = proxy.behind_seconds {
         let behind = short(Duration::try_from_secs_f64(behind).unwrap_or_default());
-        let remedy = "look at its log and its machine if that lasts";
-        return Step::notice(name, format!("has been behind for {behind}"), remedy);
+        let remedy = "if this persists, check its log and its machine";
+        return Step::notice(name, format!("has been out of sync for {behind}"), remedy);
     }
     let age = short(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
     Step::fine(name, format!("version {}, connected for {age}, up to date", proxy.version))
@@ -278,8 +278,8 @@ fn identity(facts: &Facts, name: &str) -> Step {
     let Some(CertificateStatus { identity, valid_for_seconds, .. }) = certificate else {
         return Step::notice(
             step,
-            "no certificate was made since this control plane started",
-            "one that was made before is still good until it ends",
+            "no certificate was issued since this control plane started",
+            "a certificate issued earlier stays valid until it expires",
         );
     };
     let left = short(Duration::from_secs(*valid_for_seconds));
@@ -288,17 +288,16 @@ fn identity(facts: &Facts, name: &str) -> Step {
             true => join_again(&facts.status, name),
             false => format!("let it join again: leno token {name}"),
         };
-        return Step::problem(step, format!("{identity} has expired: peers refuse it"), remedy);
+        return Step::problem(step, format!("{identity} has expired: peers reject it"), remedy);
     }
     if *valid_for_seconds <= facts.status.certificate_lifetime_seconds / 5 {
-        let remedy =
-            "its sidecar should have renewed it: look whether it reaches the control plane";
+        let remedy = "its sidecar should have renewed it: check that it reaches the control plane";
         return Step::problem(step, format!("{identity} expires in {left}"), remedy);
     }
-    Step::fine(step, format!("{identity}, for another {left}"))
+    Step::fine(step, format!("{identity}, valid for another {left}"))
 }
 
-/// Whether its ports are open, and services lead there.
+/// Returns the steps for inbound listeners, and for the workload's endpoints of each service.
 fn doors(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     let mut steps = Vec::new();
     let ports: Vec<u16> = workload.ports.iter().map(|port| port.port).collect();
@@ -307,8 +306,8 @@ fn doors(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     if !closed.is_empty() {
         steps.push(Step::problem(
             "inbound",
-            format!("no door for port {}", closed.join(", ")),
-            "its log says why one could not be opened: the address may be in use",
+            format!("no inbound listener for port {}", closed.join(", ")),
+            "its log has the reason: the address may be in use",
         ));
     } else if !ports.is_empty() {
         let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
@@ -320,12 +319,12 @@ fn doors(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
         });
         let lacks: Vec<String> = lacks.map(|port| port.port.to_string()).collect();
         steps.push(match lacks.is_empty() {
-            true => Step::fine("endpoint", format!("of {}", service.name)),
+            true => Step::fine("endpoint", format!("is an endpoint of {}", service.name)),
             false => Step::problem(
                 "endpoint",
-                format!("is none of {} at port {}", service.name, lacks.join(", ")),
-                "it has no port that the service's targetPort leads to, is not ready, or its \
-                 sidecar has not said where it listens",
+                format!("is no endpoint of {} at port {}", service.name, lacks.join(", ")),
+                "it has no port for the service's targetPort, is not ready, or its sidecar has not \
+                 reported its listeners",
             ),
         });
     }
@@ -339,25 +338,29 @@ fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     let mut steps: Vec<Step> = broken
         .map(|policy| {
             let what = format!("{} {}: {}", policy.kind, policy.name, policy.problems.join("; "));
-            Step::problem("policy", what, "add what is missing, or correct the reference")
+            Step::problem("policy", what, "add the missing object, or correct the reference")
         })
         .collect();
     if steps.is_empty() {
         let in_force = about.iter().filter(|policy| policy.in_force).count();
         let mode = &facts.status.traffic_mode;
-        steps.push(Step::fine("policy", format!("the mesh is {mode}; {in_force} in force here")));
+        steps.push(Step::fine(
+            "policy",
+            format!("the mesh is {mode}; policies in force here: {in_force}"),
+        ));
     }
     steps
 }
 
-/// True for a policy of the workload's account, or of a service with the name of the account that the workload is behind.
+/// True if the policy applies to the workload's account, or to a service of the workload with the name of that
+/// account.
 fn is_about(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
     let is_of_account = matches!(policy.kind.as_str(), "TrafficTarget" | "AccessPolicy");
     policy.destination == workload.account
         && (is_of_account || workload.services.contains(&policy.destination))
 }
 
-/// How requests to a service fare, and what most of the failed ones failed with.
+/// Returns the steps for requests to a service, with the most frequent reason of failures.
 fn requests(facts: &Facts, service: &str) -> Vec<Step> {
     let rejected = rejected(facts, |it| it.service == service);
     if !rejected.is_empty() {
@@ -365,17 +368,18 @@ fn requests(facts: &Facts, service: &str) -> Vec<Step> {
     }
     let success = facts.histories.get(service).and_then(|history| history.rates.success);
     let reason = most_frequent_reason(facts, service);
-    let step = success.map(|success| success_step(success, &format!("those to {service}"), reason));
+    let step =
+        success.map(|success| success_step(success, &format!("the requests to {service}"), reason));
     step.map(|step| step.with_request(&explained(facts, None, service))).into_iter().collect()
 }
 
-/// The most frequent reason of the requests to a service that failed lately.
+/// Returns the most frequent reason of recent failed requests to a service.
 pub(super) fn most_frequent_reason<'a>(facts: &'a Facts, service: &str) -> Option<&'a str> {
     let reasons = facts.histories.get(service)?.recent_reasons.iter();
     reasons.max_by_key(|(_, count)| **count).map(|(reason, _)| reason.as_str())
 }
 
-/// The share of successful requests, and the most frequent reason where that is low.
+/// Returns the step for a success rate, with the most frequent reason if it is low.
 pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -> Step {
     let shown = share(Some(success));
     if success >= AILING {
@@ -385,14 +389,15 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
     let why = reason.map(|reason| format!(", most with {reason}")).unwrap_or_default();
     let remedy = match known {
         Some(known) => format!("{} (leno explain {})", known.remedy(), known.label()),
-        None => "the application answers so: look at its log".to_owned(),
+        None => "the application sends these responses: check its log".to_owned(),
     };
     let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
     let what = format!("{shown} of {requests} succeed{why}");
     Step::told(("requests", verdict), what, remedy)
 }
 
-/// The shares of requests that the mesh rejects, a step for each reason, the largest first, among those that are of interest.
+/// Returns the steps for rejected requests that `of_interest` selects, one for each reason, the largest share
+/// first.
 pub(super) fn rejected(facts: &Facts, of_interest: impl Fn(&RejectionStatus) -> bool) -> Vec<Step> {
     let of_interest = facts.rejections.iter().filter(|it| of_interest(it));
     let notable = of_interest.filter(|it| rejection_text::is_notable(it));
@@ -416,13 +421,13 @@ fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
         .with_request(&explained(facts, client, &rejection.service))
 }
 
-/// The command that explains a request to a service, with placeholders for the parts that are not known.
+/// Returns the command that explains a request to a service, with placeholders for unknown parts.
 pub(super) fn explained(facts: &Facts, client: Option<&str>, service: &str) -> String {
     let url = find(facts, service).and_then(reach::url).unwrap_or_else(|| "URL".to_owned());
     format!("leno explain request --from {} --url {url}", client.unwrap_or("NAMESPACE/WORKLOAD"))
 }
 
-/// The endpoints that the sidecar of a workload tried.
+/// Returns the steps for connection attempts of a workload's sidecar.
 fn reached(facts: &Facts, workload: &str) -> Vec<Step> {
     let of_one = |reached: &Reached| {
         let command = explained(facts, Some(workload), reached.service());
@@ -431,7 +436,7 @@ fn reached(facts: &Facts, workload: &str) -> Vec<Step> {
     facts.reached.iter().flat_map(of_one).collect()
 }
 
-/// The way to a service that it calls.
+/// Returns the steps on the way to a called service.
 fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let Some(service) = find(facts, to) else {
         let remedy = "leno get services lists them; check the spelling and the namespace";
@@ -451,22 +456,26 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
         false => Step::problem(
             "service",
             format!("{to} has no endpoint at port {}", empty.join(", ")),
-            format!("diagnose a workload behind it: {}", service.workloads.join(", ")),
+            format!("diagnose one of its workloads: {}", service.workloads.join(", ")),
         ),
     });
     let routes = facts.routes.iter().filter(|route| service.routes.contains(&route.name));
     let broken = routes.filter(|route| !route.problems.is_empty());
     steps.extend(broken.map(|route| {
         let what = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
-        Step::problem("route", what, "that part of it is answered 500 until then")
+        Step::problem(
+            "route",
+            what,
+            "until then, requests that match this part of the route get 500",
+        )
     }));
     let removed =
         facts.removed.iter().filter(|endpoint| is_on_the_way(facts, to, &endpoint.service));
     steps.extend(removed.map(|endpoint| {
         Step::notice(
             "removed",
-            format!("{} is left out: {}", endpoint.workload, endpoint.cause),
-            "it is tried again by itself; leno get removed",
+            format!("{} is ejected: {}", endpoint.workload, endpoint.cause),
+            "it returns to service by itself: leno get removed",
         )
     }));
     steps.extend(conditions::of_endpoints(facts, workload, to));
@@ -484,7 +493,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let undecided = || {
         Step::notice(
             "decision",
-            "rules and policies decide about each request by itself",
+            "rules and policies decide each request individually",
             explained(facts, Some(workload), to),
         )
     };
@@ -492,14 +501,14 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     steps
 }
 
-/// The most unknown names that are listed.
+/// The maximum number of unknown names in a list.
 const UNKNOWN_NAMES_MAX: usize = 5;
 
 fn find<'a>(facts: &'a Facts, name: &str) -> Option<&'a ServiceStatus> {
     facts.services.iter().find(|service| service.name == name)
 }
 
-/// `namespace/name` as applications write it.
+/// Converts `namespace/name` to the host name that applications use.
 pub(super) fn host(service: &str) -> String {
     match service.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
@@ -519,9 +528,10 @@ mod tests {
             steps.into_iter().map(|step| step.what).collect::<Vec<_>>()
         };
         let typo = "it called shop/typo: there is no such service";
-        let hosts = "it called example.com, foo.internal: hosts outside, since there are no such namespaces";
+        let hosts = "it called example.com, foo.internal: hosts outside the mesh, since there are no such namespaces";
         assert_eq!(told(&names), [typo, hosts]);
-        let host = "it called example.com: a host outside, since there is no such namespace";
+        let host =
+            "it called example.com: a host outside the mesh, since there is no such namespace";
         assert_eq!(told(&names[..1]), [host]);
         assert_eq!(told(&[]), [""; 0]);
     }

@@ -1,4 +1,4 @@
-//! The Helm chart in `deploy/helm`: the manifests of `leno install`, with values in place of options.
+//! The Helm chart in `deploy/helm`: the manifests of `leno install`, with chart values in place of options.
 //!
 //! The test that compares the chart also writes it (`UPDATE_EXPECT=1`), so that both agree.
 
@@ -18,7 +18,7 @@ const VALUES: &[(&str, &str)] = &[
     ("helm-trust-domain", "{{ .Values.trustDomain | quote }}"),
     ("HELM_BIN_DIR", "{{ .Values.cni.binDir | quote }}"),
     ("HELM_CONF_DIR", "{{ .Values.cni.confDir | quote }}"),
-    // The line of an argument, at any position.
+    // A line among the arguments, at any position.
     (
         "        - \"--cni\"\n",
         "        {{- if .Values.cni.enabled }}\n        - \"--cni\"\n        {{- end }}\n",
@@ -66,7 +66,7 @@ const VALUES: &[(&str, &str)] = &[
         "    {{- with .Values.apiServer }}\n    from:\n    {{- range . }}\n    - ipBlock:\n        cidr: {{ . | quote }}\n    {{- end }}\n    {{- end }}\n",
     ),
 ];
-/// The placeholder of the namespaces in which Secrets may be written.
+/// The placeholder for the namespaces with a right to write Secrets.
 const ACCESS_CERT: &str = "helm-access-cert";
 /// Conditional manifests, by kind or name, and their conditions.
 const CONDITIONS: &[(&str, &str)] = &[
@@ -88,8 +88,8 @@ const CONDITIONS: &[(&str, &str)] = &[
 ];
 const HAS_POLICIES: &str =
     ".Capabilities.APIVersions.Has \"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy\"";
-/// Resources that Helm keeps on uninstall: the node agents need them while they remove their plugin, and
-/// deleting a custom resource definition deletes all objects of its kind.
+/// The annotation for resources that Helm keeps on uninstall: the node agents need them while they remove their
+/// plugin, and deletion of a CRD deletes all objects of its kind.
 const KEPT: &str = "helm.sh/resource-policy";
 
 fn chart() -> Vec<Value> {
@@ -97,7 +97,7 @@ fn chart() -> Vec<Value> {
     let settings_namespaces = [Name::new("helm-settings").unwrap()].into();
     let named = manifests(&Options { settings_namespaces, ..options.clone() });
     let control = named.into_iter().find(|it| it["kind"] == "Deployment").unwrap();
-    // The control plane of one case has a settings namespace; the template has both cases, with a condition.
+    // The control plane of one variant has a settings namespace; the template covers both, with a condition.
     let rest = manifests(&options).into_iter();
     rest.map(|it| if it["kind"] == "Deployment" { control.clone() } else { it }).collect()
 }
@@ -127,7 +127,7 @@ fn options() -> Options {
 fn template(manifest: &Value) -> String {
     let mut manifest = manifest.clone();
     let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
-    // Helm creates unknown kinds last, but the control plane reads this one at its start.
+    // Helm creates unknown kinds last, but the control plane reads this object at startup.
     if manifest["kind"] == "MeshConfig" {
         manifest["metadata"]["annotations"] = json!({"helm.sh/hook": "pre-install"});
     }
@@ -188,19 +188,19 @@ fn with_resources(text: &str, manifest: &Value) -> String {
     )
 }
 
-/// Repeats a manifest for every listed namespace.
+/// Repeats a manifest for each listed namespace.
 fn for_each_namespace(text: &str) -> String {
     assert_eq!(text.matches(ACCESS_CERT).count(), 1, "{text}");
     let text = text.replace(ACCESS_CERT, "{{ . | quote }}").replace("{{ .Release", "{{ $.Release");
     let refusal =
-        "accessCerts: the namespace of the release has the authority of the mesh; use others";
+        "accessCerts: the namespace of the release has the CA of the mesh; use other namespaces";
     format!(
         "{{{{- range .Values.accessCerts }}}}\n{{{{- if eq . $.Release.Namespace }}}}\n\
          {{{{- fail \"{refusal}\" }}}}\n{{{{- end }}}}\n{text}{{{{- end }}}}\n"
     )
 }
 
-/// A kind that another mesh may have installed, which then stays unchanged.
+/// Wraps a CRD that another mesh may have installed, and that then stays unchanged.
 fn borrowed(name: &str, text: &str) -> String {
     let kind = "\"apiextensions.k8s.io/v1\" \"CustomResourceDefinition\" \"\"";
     let ours = "dig \"metadata\" \"labels\" \"app.kubernetes.io/part-of\" \"\" $found";
@@ -242,7 +242,7 @@ fn the_chart_is_of_this_version() {
     assert!(values.contains(&format!("\nimage: {}\n", super::IMAGE)), "{values}");
 }
 
-/// Every value is in the defaults file, in the schema, and in the documented table.
+/// Each value is in the defaults file, in the schema, and in the documented table.
 #[test]
 fn values_are_documented_and_bounded() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

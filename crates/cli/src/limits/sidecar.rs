@@ -10,7 +10,7 @@ use crate::duration::parse_positive;
 
 /// Limits and timeouts of a sidecar; the defaults are those of the proxy.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Limits of a sidecar")]
+#[command(next_help_heading = "Sidecar limits")]
 pub(crate) struct SidecarLimitArgs {
     /// Maximum connections per thread, and as many to the application [default: 20000]
     #[arg(long, value_name = "N")]

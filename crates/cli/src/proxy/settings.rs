@@ -76,7 +76,7 @@ pub(crate) struct ServingArgs {
         long,
         value_name = "TIME",
         value_parser = parse_duration,
-        help_heading = "Limits of a sidecar"
+        help_heading = "Sidecar limits"
     )]
     drain_timeout: Option<Duration>,
 }

@@ -81,10 +81,10 @@ async fn hold_looking(
     // Stop writing statuses before another leader starts.
     leading.send_replace(false);
     match timeout(RELEASED_AT_LATEST, candidate.release(&api)).await {
-        Ok(Ok(true)) => tracing::info!(name = candidate.name, "the lease is given back"),
+        Ok(Ok(true)) => tracing::info!(name = candidate.name, "released the lease"),
         Ok(Ok(false)) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the lease cannot be given back; it runs out"),
-        Err(_) => tracing::warn!("the lease is not given back in time; it runs out"),
+        Ok(Err(error)) => tracing::warn!(%error, "cannot release the lease; it expires on its own"),
+        Err(_) => tracing::warn!("the lease was not released in time; it expires on its own"),
     }
 }
 

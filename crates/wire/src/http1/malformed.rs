@@ -54,13 +54,13 @@ pub enum Malformed {
     #[error("Host is missing (RFC 9112 §3.2)")]
     HostMissing,
     /// A request has more than one `Host`.
-    #[error("Host is given more than once (RFC 9112 §3.2)")]
+    #[error("Host is present more than once (RFC 9112 §3.2)")]
     HostRepeated,
     /// `Content-Length` is not a plain decimal number that fits.
     #[error("Content-Length is not a plain decimal number (RFC 9110 §8.6)")]
     ContentLength,
     /// There is more than one `Content-Length`.
-    #[error("Content-Length is given more than once (RFC 9112 §6.3)")]
+    #[error("Content-Length is present more than once (RFC 9112 §6.3)")]
     ContentLengthRepeated,
     /// Both `Content-Length` and `Transfer-Encoding`: the classic smuggling vector.
     #[error("Content-Length together with Transfer-Encoding (RFC 9112 §6.3)")]
@@ -75,7 +75,7 @@ pub enum Malformed {
     #[error("a body is announced where none is allowed (RFC 9110 §8.6, RFC 9112 §6.1)")]
     BodyForbidden,
     /// `Connection` has an option that is not a token, or lists a field that must be forwarded.
-    #[error("Connection names what it must not (RFC 9110 §7.6.1)")]
+    #[error("Connection has an invalid option (RFC 9110 §7.6.1)")]
     ConnectionOption,
     /// A chunk size is not one to sixteen hexadecimal digits.
     #[error("a chunk size is not a hexadecimal number that fits (RFC 9112 §7.1)")]
