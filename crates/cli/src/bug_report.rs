@@ -95,7 +95,7 @@ async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
     }
     let asked = proxies.len().min(SIDECARS_MAX);
     if asked < proxies.len() {
-        let rest = format!("only the first {SIDECARS_MAX} of {} are asked", proxies.len());
+        let rest = format!("only the first {SIDECARS_MAX} of {} are queried", proxies.len());
         bundle.lack("sidecars", &anyhow::anyhow!(rest));
     }
     if let Some(scope) = mesh.scope().await {
@@ -127,7 +127,7 @@ async fn sidecar(mesh: &Mesh, proxy: &ProxyStatus, bundle: &mut Bundle) -> anyho
 fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     if path == Path::new("-") {
         if std::io::stdout().is_terminal() {
-            bail!("the report is not for a terminal: lead it into a file, or use --out FILE");
+            bail!("the report is binary: redirect it to a file, or use --out FILE");
         }
         return Ok(Box::new(std::io::stdout()));
     }

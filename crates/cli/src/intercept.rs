@@ -93,8 +93,7 @@ impl InterceptArgs {
     fn check(&self) -> anyhow::Result<()> {
         if self.dns && self.exclude_outbound_ports.contains(&LOOK_UPS) {
             bail!(
-                "--dns leads port 53 to the sidecar, and --exclude-outbound-ports leaves it alone: \
-                 remove one of them"
+                "--dns redirects port 53 to the sidecar, and --exclude-outbound-ports excludes it: remove one of them"
             );
         }
         Ok(())

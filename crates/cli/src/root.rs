@@ -63,8 +63,8 @@ impl RootArgs {
         let authority = self.shared.unwrap_or(data).join("authority");
         if !authority.join("ca.pem").is_file() {
             bail!(
-                "there is no authority in {}: name the directory that the control planes share \
-                 with --shared; an authority of --issuer is replaced by whoever makes it",
+                "there is no authority in {}: set the directory that the control planes share with \
+                 --shared; the source of --issuer replaces its own CA",
                 authority.display()
             );
         }

@@ -92,8 +92,8 @@ fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
     }
     Finding::problem(
         output::failure(error),
-        "sidecars go on with what they know meanwhile: start the control plane again, `leno up` \
-         or `leno control`, with the same data directory",
+        "sidecars keep their configuration meanwhile: start the control plane again, `leno up` or \
+         `leno control`, with the same data directory",
     )
 }
 

@@ -192,7 +192,9 @@ impl Shown {
     /// Prints a line of the control plane; false once the count is reached.
     fn line(&mut self, line: &str) -> anyhow::Result<bool> {
         let Ok(record) = serde_json::from_str::<Value>(line) else {
-            bail!("the control plane says what is no JSON: is it of another version of leno?");
+            bail!(
+                "the control plane sent a line that is not JSON: is it of another version of leno?"
+            );
         };
         if let Some(dropped) = record["dropped"].as_u64() {
             self.dropped = self.dropped.saturating_add(dropped);

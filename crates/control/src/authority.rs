@@ -87,7 +87,7 @@ async fn keep_current(
             }
             Err(error) => {
                 if directory.note_authority(Some(error.to_string())) {
-                    tracing::error!(%error, "the authority's files cannot be used; the one before signs on");
+                    tracing::error!(%error, "the files of the authority cannot be used; the previous authority stays in use");
                 }
             }
         }
@@ -218,7 +218,7 @@ async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<Revoked>) {
                 }
                 Err(error) if !failed => {
                     failed = true;
-                    tracing::error!(%error, "the revoked workloads cannot be read; those before stay revoked");
+                    tracing::error!(%error, "the revoked workloads cannot be read; the previous list stays in force");
                 }
                 Err(_) => {}
             }

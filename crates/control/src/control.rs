@@ -263,13 +263,13 @@ pub struct Stopped;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The source ended before its first update.
-    #[error("the facts cannot be read")]
+    #[error("the configuration cannot be read")]
     Registry,
     /// The required enforcement is unknown: the `MeshConfig` may be among the rejected documents, and a mesh
     /// without one is permissive.
     #[error(
-        "the MeshConfig may be among what is rejected, and without it the mesh would be permissive: \
-         correct it and start again"
+        "the MeshConfig may be among the rejected documents, and without it the mesh would be \
+         permissive: correct it and start again"
     )]
     MeshConfig(Vec<Rejected>),
     /// The authority cannot be opened.

@@ -177,8 +177,10 @@ async fn follow_one(
 ) {
     loop {
         match dial(address, &follower).await {
-            Ok(ended) => tracing::info!(%address, reason = %ended, "another control plane is lost"),
-            Err(error) => tracing::debug!(%address, %error, "another control plane is not there"),
+            Ok(ended) => {
+                tracing::info!(%address, reason = %ended, "the connection to another control plane ended")
+            }
+            Err(error) => tracing::debug!(%address, %error, "another control plane is unreachable"),
         }
         let gone = wanted.wait_for(|wanted| !wanted.contains(&address));
         if follower.events.is_closed() || timeout(AGAIN_AFTER, gone).await.is_ok() {

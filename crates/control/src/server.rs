@@ -86,7 +86,7 @@ pub(crate) async fn accept(
     drop(listener);
     let ended = async { while connections.join_next().await.is_some() {} };
     if timeout(drain, ended).await.is_err() {
-        tracing::warn!("some proxies did not let go in time");
+        tracing::warn!("some proxies did not disconnect in time");
     }
 }
 
@@ -209,9 +209,9 @@ enum ConnectionError {
     Late,
     #[error("the handshake failed: {0}")]
     Handshake(io::Error),
-    #[error("the peer offered no protocol of the control plane")]
+    #[error("the peer offered no ALPN protocol of the control plane")]
     Protocol,
-    #[error("the peer showed no certificate")]
+    #[error("the peer presented no certificate")]
     Anonymous,
     #[error("the peer is not a control plane of this mesh")]
     NoPeer,

@@ -142,7 +142,7 @@ pub enum FollowError {
     #[error("the control plane ended the stream: {0}")]
     Goodbye(String),
     /// All senders of requests are gone: the proxy no longer needs the stream.
-    #[error("the proxy let go of the stream")]
+    #[error("the proxy closed the stream")]
     Stopped,
 }
 

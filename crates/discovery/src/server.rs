@@ -117,7 +117,7 @@ pub enum ServeError {
     Malformed(String),
     /// The proxy has exceeded its budget for minutes, which no regular sidecar does.
     #[error(
-        "the proxy asks for more than its share for minutes: the control plane serves it more slowly"
+        "the proxy has exceeded its share of the control plane's work for minutes: its updates are throttled"
     )]
     Overload,
     /// A delta was neither acknowledged nor rejected in time.

@@ -371,11 +371,11 @@ pub enum AuthorityError {
         cause: BadSubject,
     },
     /// An external principal without a name.
-    #[error("`{0}` is called nothing")]
+    #[error("the external client `{0}` has no name")]
     Nameless(GuestId),
     /// Servers would reject the certificate of an external principal.
     #[error(
-        "what signs may not name guests so: have its authority issued without constraints on names"
+        "the name constraints of the signing CA exclude external clients: have the CA issued without name constraints"
     )]
     GuestUseless(#[source] rustls::Error),
     /// The lifetime is too short or too long.
@@ -398,14 +398,13 @@ pub enum AuthorityError {
     IssuerKey(#[source] rcgen::Error),
     /// The intermediate's certificate is for another key, or is not a CA certificate.
     #[error(
-        "`tls.crt` does not begin with the certificate of `tls.key`, one that may sign \
-         certificates, followed by at most two that lead to `ca.crt`"
+        "`tls.crt` must begin with a CA certificate for `tls.key`, followed by at most two that chain to `ca.crt`"
     )]
     Issuer,
     /// Every peer would reject the certificates that the intermediate signs.
     #[error(
-        "what `tls.key` signs does not lead to the roots in `ca.crt`, or may not name members: have \
-         it issued as an authority without constraints on names"
+        "certificates signed by `tls.key` do not chain to the roots in `ca.crt`, or its name \
+         constraints exclude mesh members: have it issued as a CA without name constraints"
     )]
     IssuerUseless(#[source] Box<CredentialError>),
     /// The rotation of the root is at another stage.
@@ -415,7 +414,7 @@ pub enum AuthorityError {
     #[error("the clock of this machine is not usable: set it")]
     Clock,
     /// The operating system has no randomness.
-    #[error("the operating system gives no randomness")]
+    #[error("the operating system provides no random bytes")]
     Randomness,
     /// The certificate cannot be encoded.
     #[error("the certificate cannot be encoded")]

@@ -23,7 +23,7 @@ pub enum OwnNames {
 pub enum ForeignPage {
     /// The `Host` may be the name of a foreign site.
     #[error(
-        "this page is asked for by a name that may be somebody else's: open it by its address or as localhost"
+        "the Host of this request may be a name of a foreign site: open the page by its address or as localhost"
     )]
     Host,
     /// It has more than one `Host` field (RFC 9112 §3.2).

@@ -60,9 +60,9 @@ enum UnsafeDirectory {
     )]
     Writable { path: String },
     #[error(
-        "the directory {path}, on the way to keys, belongs to user {owner}, who may have made it because others may write to \
-         {above}: use a directory that no other user can make, or run the command as user {owner} if the directory is that user's \
-         (`sudo -u '#{owner}' …`)"
+        "the directory {path}, on the path to keys, belongs to user {owner}, and {above} is \
+         writable for other users: use a directory that no other user can create, or run the \
+         command as user {owner} if the directory is that user's (`sudo -u '#{owner}' …`)"
     )]
     Foreign { path: String, above: String, owner: u32 },
 }
@@ -202,11 +202,14 @@ mod tests {
         let SharedDirectory { us, other, .. } = shared;
         let foreign = shared.foreign("data");
         let above = shared.path().display();
-        let expected = format!("{above}/data, on the way to keys, belongs to user {other}, ");
+        let expected = format!("{above}/data, on the path to keys, belongs to user {other}, ");
         for path in [foreign.clone(), shared.inside(&foreign, "tokens")] {
             let problem = problem(us, &path).expect("it is another user's");
             assert!(problem.contains(&expected), "{problem}");
-            assert!(problem.contains(&format!("others may write to {above}: ")), "{problem}");
+            assert!(
+                problem.contains(&format!("{above} is writable for other users: ")),
+                "{problem}"
+            );
             assert!(problem.contains(&format!("`sudo -u '#{other}' …`")), "{problem}");
         }
         assert!(create_for(us, &foreign.join("authority/new")).is_err());

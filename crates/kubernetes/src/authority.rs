@@ -196,11 +196,11 @@ impl SharedAuthority {
         if files != self.synced
             && let Err(error) = self.try_out(&files)
         {
-            tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}`; the authority before it signs on");
+            tracing::error!(%error, "cannot use the Secret `{AUTHORITY_SECRET}`; the previous authority stays in use");
             return;
         }
         if let Err(error) = self.adopt(secret) {
-            tracing::error!(%error, "the authority of the Secret `{AUTHORITY_SECRET}` is not written here");
+            tracing::error!(%error, "cannot write the authority of the Secret `{AUTHORITY_SECRET}` to disk");
         }
     }
 
@@ -209,13 +209,13 @@ impl SharedAuthority {
         let secret = secret_of(&self.synced);
         match self.secrets.create(&PostParams::default(), &secret).await {
             Ok(secret) => {
-                tracing::warn!("the Secret `{AUTHORITY_SECRET}` was gone, and was made again");
+                tracing::warn!("the Secret `{AUTHORITY_SECRET}` was deleted, and is created again");
                 self.secret = Some(secret);
             }
             // Another control plane was faster.
             Err(error) if is_conflict(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}` is gone and is not made again");
+                tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}` was deleted, and cannot be created again");
             }
         }
     }
@@ -297,9 +297,9 @@ pub enum SharedError {
     Roots(#[source] ApiError),
     /// The Secret was deleted, but its roots are still published.
     #[error(
-        "the Secret `{AUTHORITY_SECRET}` is gone, and the ConfigMap `{ROOTS_CONFIG_MAP}` tells that \
-         members have certificates of it: put the Secret back, or delete that ConfigMap to begin \
-         with another authority, after which every pod of the mesh has to be restarted"
+        "the Secret `{AUTHORITY_SECRET}` is missing, and the ConfigMap `{ROOTS_CONFIG_MAP}` shows \
+         that members have certificates of this CA: restore the Secret, or delete the ConfigMap to \
+         start with a new CA, after which every pod of the mesh must be restarted"
     )]
     Lost,
     /// The Secret was deleted during startup.

@@ -73,7 +73,7 @@ pub enum NodeError {
     #[error("the API server did not respond: {0}")]
     Api(#[from] ApiError),
     /// A newer pod has this name.
-    #[error("there is another pod of that name by now")]
+    #[error("the pod was replaced by another one of the same name")]
     Another,
 }
 

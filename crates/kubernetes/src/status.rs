@@ -228,7 +228,7 @@ fn settle(
     let error = match outcome {
         Ok(()) => {
             if before.is_some() {
-                tracing::info!(%target, "the API server takes the status again");
+                tracing::info!(%target, "the API server accepts the status again");
             }
             return None;
         }

@@ -141,7 +141,7 @@ impl<L: Accept> Listener<L> {
     /// that are in the queue of a socket when it is closed, although their clients have sent requests.
     pub fn close(&mut self) {
         if let Err(error) = self.listener.end_handshakes() {
-            tracing::debug!(server = self.server, %error, "new handshakes cannot be held back");
+            tracing::debug!(server = self.server, %error, "cannot stop new handshakes");
         }
         self.closes_at = Some(Instant::now() + HANDSHAKES_MAX);
     }

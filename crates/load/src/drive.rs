@@ -43,7 +43,7 @@ pub enum DriveError {
     #[error(transparent)]
     Plan(#[from] InvalidPlan),
     /// The kernel provided no timer.
-    #[error("no timer to keep the pace with: raise the limit of open files")]
+    #[error("cannot create the timer that paces requests: raise the limit of open files")]
     Timer(#[source] io::Error),
     /// The kernel provided no thread, or no event queue for one.
     #[error("a thread of the load generator cannot be started")]

@@ -228,13 +228,13 @@ pub enum InvalidPlan {
     #[error("rate: give 1 to {RATE_MAX} requests per second")]
     Rate,
     /// A duration of zero, or above a day.
-    #[error("duration and warm-up: give more than nothing and at most a day")]
+    #[error("duration and warm-up: use more than zero and at most one day")]
     Duration,
     /// A limit of zero requests.
     #[error("requests: give at least 1")]
     NoRequests,
     /// A timeout of zero, or above a day.
-    #[error("timeout: give more than nothing and at most a day")]
+    #[error("timeout: use more than zero and at most one day")]
     Timeout,
     /// No target has a weight.
     #[error("targets: give at least one with a weight above 0")]
@@ -243,7 +243,7 @@ pub enum InvalidPlan {
     #[error("targets: give at most {TARGETS_MAX}")]
     TooManyTargets,
     /// Two targets have the same name.
-    #[error("target `{name}`: it is there twice, give it once, with the sum of the weights")]
+    #[error("target `{name}`: defined twice; define it once, with the sum of the weights")]
     NameRepeated {
         /// The name.
         name: String,

@@ -55,9 +55,7 @@ pub enum Failed {
     #[error("no TLS with the collector: {0}")]
     Tls(#[from] NoSession),
     /// The collector uses another protocol than configured.
-    #[error(
-        "the collector does not speak the protocol that its `export` in the MeshConfig says: {0}"
-    )]
+    #[error("the collector does not speak the protocol of `export` in the MeshConfig: {0}")]
     Protocol(String),
     /// The connection broke.
     #[error("the connection to the collector broke: {0}")]

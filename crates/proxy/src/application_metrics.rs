@@ -83,7 +83,7 @@ pub(crate) enum Unread {
     #[error("no response: {0}")]
     Unreachable(std::io::Error),
     /// The scrape timed out.
-    #[error("they were not there within {READ_MAX:?}")]
+    #[error("not received within {READ_MAX:?}")]
     Late,
     /// Too many scrapes are in progress.
     #[error("too many concurrent scrapes")]

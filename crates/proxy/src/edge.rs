@@ -62,7 +62,7 @@ fn built(gateway: &Gateway, port: u16, listeners: &[GatewayListener]) -> Option<
     match edge_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
         Ok((config, bad)) => {
             for bad in bad {
-                tracing::error!(gateway = %gateway.name, port, %bad, "a listener shows no certificate");
+                tracing::error!(gateway = %gateway.name, port, %bad, "a certificate of a gateway listener cannot be used");
             }
             Some(config)
         }

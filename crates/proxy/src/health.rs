@@ -71,7 +71,7 @@ impl Health {
                 // A client that does not read its response must not occupy a connection forever.
                 let served = timeout(LIFE_MAX, pages::serve(&half_open, served, phase)).await;
                 if !matches!(served, Ok(Ok(Ok(())))) {
-                    tracing::debug!("a connection for health was not ended in order");
+                    tracing::debug!("a health check connection ended with an error");
                 }
                 drop(slot);
             });

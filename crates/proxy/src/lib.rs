@@ -463,7 +463,7 @@ async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
         Some(())
     };
     if !matches!(tokio::time::timeout(FAREWELL_MAX, told).await, Ok(Some(()))) {
-        tracing::debug!("the goodbye was not sent to the control plane");
+        tracing::debug!("the final report was not sent to the control plane");
     }
 }
 

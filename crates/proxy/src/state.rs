@@ -146,7 +146,7 @@ impl StateDir {
         let credential = match Credential::load(&self.path) {
             Ok(found) => found?,
             Err(error) => {
-                tracing::warn!(%error, "the stored certificate cannot be used; joining anew");
+                tracing::warn!(%error, "the stored certificate cannot be used; joining again");
                 return None;
             }
         };

@@ -75,7 +75,7 @@ fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
             ),
             (
                 "isCA",
-                "`tls.crt` does not begin with the certificate of `tls.key`, one that may sign",
+                "`tls.crt` must begin with a CA certificate for `tls.key`, followed by at most two",
             ),
         ] {
             let mut certificate = documented();

@@ -511,10 +511,10 @@ fn a_directory_that_another_user_made_in_its_place_is_not_used() {
         true => {
             std::os::unix::fs::chown(&other, Some(54_321), None).unwrap();
             let problem = format!(
-                "the directory {}, on the way to keys, belongs to user 54321",
+                "the directory {}, on the path to keys, belongs to user 54321",
                 data.display()
             );
-            (problem, "use a directory that no other user can make")
+            (problem, "use a directory that no other user can create")
         }
         // Without permission to change its owner, the directory is one that another user may modify.
         false => {

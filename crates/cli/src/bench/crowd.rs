@@ -163,7 +163,7 @@ impl Life {
         for (service, endpoints) in &member.services {
             wanted.insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
         }
-        let permit = joining.acquire().await.context("nobody may join any more")?;
+        let permit = joining.acquire().await.context("joining has ended")?;
         let (first, credential) = enter(control, &member.token, &workload)
             .await
             .with_context(|| format!("{workload} cannot join"))?;

@@ -38,7 +38,7 @@ pub(super) async fn measure(rig: &Rig, services: usize) -> anyhow::Result<MeshSe
     let mut ports = rig.ports();
     let measured = run(rig, &dir, &mut ports, services).await;
     if let Err(error) = std::fs::remove_dir_all(&dir) {
-        tracing::debug!(%error, "the files of a mesh stay");
+        tracing::debug!(%error, "the files of a mesh were not removed");
     }
     measured
 }

@@ -53,7 +53,7 @@ pub(super) async fn measure(rig: &Rig, crowd: Crowd, timing: Timing) -> anyhow::
     let measured = stage.run(timing).await;
     // Tokens and certificates are useless for the next run.
     if let Err(error) = std::fs::remove_dir_all(&dir) {
-        tracing::debug!(%error, "the files of a mesh stay");
+        tracing::debug!(%error, "the files of a mesh were not removed");
     }
     measured
 }
@@ -85,7 +85,7 @@ impl Stage<'_, '_> {
         match timeout(patience, crowd.line()).await {
             Ok(Some(line)) if line == CONVERGED => {}
             Ok(_) => bail!("the crowd ended: {}", crowd.last_words()),
-            Err(_) => bail!("not everybody knew everything within {patience:?}"),
+            Err(_) => bail!("not all sidecars were in sync within {patience:?}"),
         }
         self.registered(&data).await?;
         let rollout = began.elapsed().as_secs_f64();

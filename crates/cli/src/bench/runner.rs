@@ -165,7 +165,7 @@ impl Runner {
                 };
                 // Files of a run are useless for the next one, and logs may be long.
                 if let Err(error) = std::fs::remove_dir_all(&dir) {
-                    tracing::debug!(%error, "the files of a run stay");
+                    tracing::debug!(%error, "the files of a run were not removed");
                 }
                 match ended {
                     Ok((mut trial, configured)) => {

@@ -65,7 +65,7 @@ impl NodeArgs {
         }
         if self.is_over(&node).await {
             self.take_out()?;
-            tracing::info!("the plugin is taken out of the node's network");
+            tracing::info!("removed the plugin from the node's CNI configuration");
         } else {
             tracing::info!(
                 "the plugin stays installed: pods of the mesh wait until the node agent is back"
@@ -110,13 +110,13 @@ impl NodeArgs {
             let now = match self.put_in() {
                 Ok(None) => continue,
                 Ok(Some(file)) => {
-                    tracing::info!(file = %file.display(), "the plugin is in the node's network");
+                    tracing::info!(file = %file.display(), "added the plugin to the node's CNI configuration");
                     None
                 }
                 Err(error) => Some(output::failure(&error)),
             };
             if let Some(error) = now.as_ref().filter(|_| now != said) {
-                tracing::warn!(%error, "the plugin is not in the node's network");
+                tracing::warn!(%error, "cannot add the plugin to the node's CNI configuration");
             }
             said = now;
         }
@@ -182,9 +182,9 @@ async fn answer_all(listener: UnixListener, node: Arc<Node>) {
             }
             Some(answered) = answers.join_next() => match answered {
                 Ok(Ok(Ok(()))) => {}
-                Ok(Ok(Err(error))) => tracing::warn!(%error, "a plugin was not answered"),
-                Ok(Err(_)) => tracing::warn!("a plugin was not answered in time"),
-                Err(error) => tracing::error!(%error, "an answer was not finished"),
+                Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot answer a plugin"),
+                Ok(Err(_)) => tracing::warn!("cannot answer a plugin in time"),
+                Err(error) => tracing::error!(%error, "an answer to a plugin was not completed"),
             },
         }
     }
@@ -201,7 +201,7 @@ async fn answer_one(stream: UnixStream, node: &Node) -> anyhow::Result<()> {
         Ok(Interception::Leave) => Answer::Leave,
         Ok(Interception::Lead(words)) => Answer::Intercept(words),
         Err(error) => Answer::Refused(format!(
-            "it is not known whether {}/{} is to be meshed: {error}",
+            "cannot determine if pod {}/{} is part of the mesh: {error}",
             question.namespace, question.pod
         )),
     };

@@ -141,8 +141,7 @@ fn ask(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     };
     asked().with_context(|| {
         format!(
-            "nobody answers at {} whether {}/{} is to be meshed: is the pod leno-cni of this node \
-             running?",
+            "no response at {} for pod {}/{}: is the pod leno-cni of this node running?",
             socket.display(),
             question.namespace,
             question.pod

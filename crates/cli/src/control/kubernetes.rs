@@ -174,7 +174,7 @@ pub(super) async fn start(
         first = updates.recv() => first,
         () = tell_progress(&mut progress, health) => None,
     };
-    let Some(first) = first else { bail!("the API server tells nothing") };
+    let Some(first) = first else { bail!("the API server returned no configuration") };
     let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
     if !in_doubt.is_empty() {
         // No authority is created for a trust domain that may be wrong.
@@ -289,7 +289,7 @@ async fn settings(
     let image = args.image.clone();
     let image = image.context("which image sidecars have is not known: set LENO_IMAGE")?;
     let version = server_version(client).await;
-    let version = version.context("the API server does not tell its version")?;
+    let version = version.context("the API server does not report its version")?;
     let (domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
     Ok(Settings {
         native_sidecars: has_native_sidecars(&version.major, &version.minor),

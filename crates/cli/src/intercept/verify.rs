@@ -20,8 +20,8 @@ pub(super) fn verify() -> anyhow::Result<()> {
         }
     }
     bail!(
-        "connections of this pod are not led to its sidecar: the network plugin leno-cni was not in \
-         its node's network when the pod started; see that it is, and delete the pod"
+        "connections of this pod are not redirected to its sidecar: the CNI plugin leno-cni was not \
+         in the node's CNI configuration when the pod started; check that it is, and delete the pod"
     );
 }
 

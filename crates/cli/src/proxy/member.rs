@@ -106,8 +106,8 @@ fn trusted(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedR
             Ok(TrustedRoots::Known(roots.context("LENO_ROOTS cannot be used")?))
         }
         (None, None) => bail!(
-            "--service-account-token is shown to a control plane only, and whom to take for one is \
-             not known: pass --roots FILE, or the PEM text in LENO_ROOTS"
+            "--service-account-token requires the roots that authenticate the control plane: pass \
+             --roots FILE, or the PEM text in LENO_ROOTS"
         ),
     }
 }

@@ -100,8 +100,9 @@ impl SettingArgs {
         let Some(look_ups) = &config.look_ups else { return Ok(()) };
         anyhow::ensure!(
             look_ups.have_resolvers(),
-            "--dns: {} has no resolvers, or only those of the pod itself, whose own look-ups are led here: \
-             leave out leno.dev/dns (or --dns), or put a resolver there that is not loopback",
+            "--dns: {} has no resolvers, or only loopback ones, whose queries are redirected back \
+             to the sidecar: omit leno.dev/dns (or --dns), or add a resolver there that is not \
+             loopback",
             look_ups.resolvers.display()
         );
         Ok(())

@@ -84,7 +84,7 @@ pub(super) fn plain(view: &View, format: Format) -> String {
 
 fn nothing(view: &View) -> &'static str {
     match view.traffic.report_every_ms {
-        Some(_) => "no traffic yet: sidecars tell of it every few seconds",
+        Some(_) => "no traffic yet: sidecars report it every few seconds",
         None => {
             "sidecars are not asked to tell of their traffic: start the control plane without \
                  --report-every off"

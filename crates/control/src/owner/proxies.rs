@@ -30,7 +30,7 @@ impl Owner {
         let wanted = wishes::of(&connected.hello);
         let listeners = in_order(&connected.hello.listeners);
         let Some((peer, ends)) = self.visitors.peer(connection) else {
-            tracing::debug!(%workload, %connection, "its connection has ended already");
+            tracing::debug!(%workload, %connection, "the connection has already ended");
             return Answered::AtOnce;
         };
         let line = self.logs.permit(identity(&peer), now.clock.into_std());
@@ -57,7 +57,7 @@ impl Owner {
         self.visitors.vouch(connection);
         self.replaced.forget(&workload);
         if line.is_some() {
-            tracing::info!(%workload, %connection, suppressed, "a proxy is connected");
+            tracing::info!(%workload, %connection, suppressed, "proxy connected");
         }
         if let Some(former) = self.audience.welcome(connection, contact, now.clock) {
             former.dismiss("a newer stream of the same workload takes its place".to_owned());
@@ -102,7 +102,7 @@ impl Owner {
         };
         if let Some(line) = self.logs.permit(identity(&contact.peer), now.clock.into_std()) {
             let suppressed = line.suppressed;
-            tracing::info!(workload = %contact.workload, %connection, suppressed, "a proxy has left");
+            tracing::info!(workload = %contact.workload, %connection, suppressed, "proxy disconnected");
         }
         self.succeed(&contact.workload, connection, now);
     }

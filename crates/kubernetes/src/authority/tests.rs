@@ -121,7 +121,7 @@ async fn a_secret_that_is_broken_or_gone_takes_nothing_from_anybody() {
     // Members have certificates of the authority, but a new control plane does not have it.
     let (mut new, _dir) = replica(&server);
     let lost = new.establish().await.unwrap_err().to_string();
-    assert!(lost.contains("put the Secret back"), "{lost}");
+    assert!(lost.contains("restore the Secret"), "{lost}");
     one.restore().await;
     server.store.lock().unwrap().blind = 1;
     new.establish().await.unwrap();

@@ -91,7 +91,7 @@ fn parsed<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T> {
         Ok(parsed) => Some(parsed),
         Err(error) => {
             let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
-            tracing::warn!(namespace, name, %error, "an object of the Gateway API is not as its kind");
+            tracing::warn!(namespace, name, %error, "cannot parse an object of the Gateway API");
             None
         }
     }

@@ -40,8 +40,8 @@ pub enum InjectError {
     },
     /// Port 53 is both redirected to the sidecar and excluded.
     #[error(
-        "annotation `leno.dev/dns: proxy` leads port 53 to the sidecar, and \
-         `outbound-port-exclusion-list` leaves it alone; remove one of them"
+        "annotation `leno.dev/dns: proxy` redirects port 53 to the sidecar, and \
+         `outbound-port-exclusion-list` excludes it; remove one of them"
     )]
     LookUps,
     /// A container that uses the user ID of the sidecar, so that redirection cannot tell them apart.

@@ -32,8 +32,8 @@ pub struct Step {
 pub enum InstallError {
     /// The user lacks permissions.
     #[error(
-        "you may not {verb} {object}: {message}; ask for the rights of cluster-admin, or give what \
-         `leno install` prints without --apply to somebody who has them"
+        "not permitted to {verb} {object}: {message}; run it with the rights of cluster-admin, or \
+         have an administrator apply the output of `leno install` without --apply"
     )]
     Forbidden {
         /// The attempted action.
@@ -374,7 +374,7 @@ mod tests {
     fn who_may_not_is_told_what_to_do() {
         let error = ApiError::Rejected { code: 403, message: "forbidden: user bob".to_owned() };
         expect_test::expect![[r#"
-            "you may not apply ClusterRole leno-control: forbidden: user bob; ask for the rights of cluster-admin, or give what `leno install` prints without --apply to somebody who has them""#]]
+            "not permitted to apply ClusterRole leno-control: forbidden: user bob; run it with the rights of cluster-admin, or have an administrator apply the output of `leno install` without --apply""#]]
         .assert_eq(&format!(
             "{:?}",
             InstallError::of("apply", "ClusterRole leno-control", error).to_string()

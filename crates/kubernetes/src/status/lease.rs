@@ -56,7 +56,7 @@ async fn hold_looking(
         let tried = timeout(RENEW_EVERY, candidate.tried(&api)).await;
         let now = Instant::now();
         if let Ok(Err(error)) = &tried {
-            tracing::debug!(%error, "the lease cannot be kept");
+            tracing::debug!(%error, "cannot renew the lease");
         }
         let holds = match tried {
             Ok(Ok(holds)) => holds,

@@ -36,7 +36,7 @@ impl fmt::Debug for Authority {
 pub enum AuthorityError {
     /// The Secret has other content.
     #[error(
-        "the Secret leno-webhook does not hold an authority: {0}; delete it, and it is made anew"
+        "the Secret leno-webhook does not contain a valid CA: {0}; delete it, and a control plane creates a new one"
     )]
     Unreadable(&'static str),
     /// A certificate cannot be created.

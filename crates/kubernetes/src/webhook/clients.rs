@@ -34,7 +34,7 @@ pub enum ClientAuthoritiesError {
         source: io::Error,
     },
     /// The file has no valid certificates.
-    #[error("{path}: {problem}; write certificates of authorities in PEM, without keys")]
+    #[error("{path}: {problem}; use CA certificates in PEM, without keys")]
     Invalid {
         /// The file.
         path: PathBuf,
@@ -62,7 +62,7 @@ impl ClientAuthorities {
             Ok(text) if text == self.seen => return false,
             Ok(text) => text,
             Err(error) => {
-                tracing::debug!(%error, "the authorities of webhook clients stay as they are");
+                tracing::debug!(%error, "cannot reload the CA certificates of webhook clients; the previous ones stay in use");
                 return false;
             }
         };
@@ -70,12 +70,12 @@ impl ClientAuthorities {
         self.seen = text;
         match made {
             Ok(verifier) => {
-                tracing::info!(path = %self.path.display(), "the webhook verifies its clients by other authorities");
+                tracing::info!(path = %self.path.display(), "the webhook verifies clients with new CA certificates");
                 self.verifier = verifier;
                 true
             }
             Err(error) => {
-                tracing::error!(%error, "the authorities of webhook clients stay as they are");
+                tracing::error!(%error, "cannot reload the CA certificates of webhook clients; the previous ones stay in use");
                 false
             }
         }

@@ -62,10 +62,7 @@ pub(super) async fn keep(
             Ok(bundle::TrustState::Absent | bundle::TrustState::Untrusted) => pause = PAUSE_ABSENT,
             Err(error) => {
                 let error = with_causes(&error);
-                tracing::warn!(
-                    error,
-                    "the webhook's certificates cannot be looked after; again soon"
-                );
+                tracing::warn!(error, "cannot maintain the webhook's certificates; retrying soon");
                 pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
             }
         }
@@ -160,7 +157,7 @@ enum KeysError {
     Api(#[from] ApiError),
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    #[error("others write the Secret leno-webhook all the time")]
+    #[error("other writers change the Secret leno-webhook continuously")]
     Contended,
 }
 

@@ -31,7 +31,7 @@ pub enum How {
 
 /// A rejected change: an invalid or protected name, or an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the header {0:?} cannot be changed so")]
+#[error("this change of the header {0:?} is not allowed")]
 pub struct Improper(pub String);
 
 /// Returns the edits of a request with these fields. Connection-specific names in `remove`, and `host`, are

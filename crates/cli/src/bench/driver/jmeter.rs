@@ -65,7 +65,7 @@ fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
         bail!("JMeter waits for answers and keeps no constant rate: use --driver leno");
     }
     let [url] = demand.urls.as_slice() else {
-        bail!("JMeter is given one target only: use --driver leno");
+        bail!("JMeter supports only one target: use --driver leno");
     };
     let parts = url.strip_prefix("http://").and_then(|rest| {
         let (authority, path) = rest.split_once('/')?;

@@ -31,7 +31,7 @@ fn wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
         bail!("wrk knows no constant rate: use --driver leno");
     }
     let [url] = demand.urls.as_slice() else {
-        bail!("wrk knows one target only: use --driver leno");
+        bail!("wrk supports only one target: use --driver leno");
     };
     let mut command = vec!["wrk".to_owned(), "--threads=1".to_owned()];
     command.push(format!("--connections={}", demand.connections));

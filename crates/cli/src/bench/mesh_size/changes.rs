@@ -159,7 +159,7 @@ impl Stage<'_, '_> {
                 break;
             }
             if began.elapsed() > ROLLOUT_PATIENCE {
-                bail!("not everybody came back: {status}: {}", control.last_words());
+                bail!("not all sidecars reconnected: {status}: {}", control.last_words());
             }
             sleep(LOOK_EVERY).await;
         }

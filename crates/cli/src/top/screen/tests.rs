@@ -139,7 +139,7 @@ fn a_mesh_without_traffic_says_why_there_is_nothing() {
     empty.traffic.report_every_ms = Some(5_000);
     assert_eq!(
         plain(&empty, Format::Table),
-        "no traffic yet: sidecars tell of it every few seconds\n"
+        "no traffic yet: sidecars report it every few seconds\n"
     );
     let look = Look { order: Order::Rate, colours: false };
     assert!(render(&empty, Size { columns: 80, rows: 10 }, look).contains("no traffic yet"));

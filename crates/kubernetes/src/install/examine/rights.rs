@@ -26,8 +26,8 @@ pub(super) async fn permissions(client: &Client) -> Finding {
     match lacking.as_slice() {
         [] => Finding::Well("you have them".to_owned()),
         lacking => Finding::odd(
-            format!("you may not create {}", lacking.join(", ")),
-            "ask for the rights of cluster-admin before you install or upgrade",
+            format!("not permitted to create {}", lacking.join(", ")),
+            "get the rights of cluster-admin before you install or upgrade",
         ),
     }
 }
