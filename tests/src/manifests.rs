@@ -122,7 +122,7 @@ spec:
 "
     );
     for rule in rules {
-        writeln!(text, "  - {rule}").expect("a String takes what is written");
+        writeln!(text, "  - {rule}").expect("writing to a String never fails");
     }
     text
 }
@@ -146,7 +146,7 @@ spec:
     }
     for (service, port) in doors {
         let door = format!("{{service: {service}, port: 9080, listen: \"127.0.0.1:{port}\"}}");
-        writeln!(text, "  - {door}").expect("a String takes what is written");
+        writeln!(text, "  - {door}").expect("writing to a String never fails");
     }
     text
 }

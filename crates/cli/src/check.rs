@@ -90,7 +90,7 @@ impl Findings {
     fn to_text(&self) -> String {
         let mut text = String::new();
         let mut line = |kind: &str, finding: String| {
-            writeln!(text, "{kind}: {finding}").expect("a String takes what is written");
+            writeln!(text, "{kind}: {finding}").expect("writing to a String never fails");
         };
         for rejected in &self.rejected {
             line("rejected", output::line(rejected));

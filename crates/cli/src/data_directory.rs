@@ -112,7 +112,7 @@ impl HomeArgs {
     /// If there is no home directory.
     pub(crate) fn state(&self) -> anyhow::Result<PathBuf> {
         let state = self.directory(&self.state_home, ".local/state");
-        state.context("there is no home directory: say where to keep state")
+        state.context("there is no home directory for state: set HOME or XDG_STATE_HOME")
     }
 
     /// Returns the cache directory for this user.
@@ -121,7 +121,7 @@ impl HomeArgs {
     /// If there is no home directory.
     pub(crate) fn cache(&self) -> anyhow::Result<PathBuf> {
         let cache = self.directory(&self.cache_home, ".cache");
-        cache.context("there is no home directory: say where to keep what is built")
+        cache.context("there is no home directory for the build cache: set HOME or XDG_CACHE_HOME")
     }
 
     fn directory(&self, xdg: &Option<OsString>, in_home: &str) -> Option<PathBuf> {

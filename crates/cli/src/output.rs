@@ -117,7 +117,7 @@ impl Listing {
         }
         let mut text = String::new();
         for line in table.lines() {
-            writeln!(text, "{}", line.trim_end()).expect("a String takes what is written");
+            writeln!(text, "{}", line.trim_end()).expect("writing to a String never fails");
         }
         text
     }
@@ -204,7 +204,7 @@ pub(crate) fn unsteering(json: &str) -> String {
             // A line break between two values; within a string it is already escaped.
             '\n' => out.push(c),
             c if steers(c) => {
-                write!(out, "\\u{:04x}", u32::from(c)).expect("a String takes what is written");
+                write!(out, "\\u{:04x}", u32::from(c)).expect("writing to a String never fails");
             }
             c => out.push(c),
         }

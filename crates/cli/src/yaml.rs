@@ -35,7 +35,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
         Value::Object(map) => {
             for (key, value) in map {
                 write!(out, "{:indent$}{}:", "", scalar(&Value::from(key.as_str())))
-                    .expect("a String takes what is written");
+                    .expect("writing to a String never fails");
                 below(value, indent, out);
             }
         }
@@ -45,7 +45,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
                 block(element, indent + 2, &mut inner);
                 let inner = inner.trim_start();
                 let line = if inner.is_empty() { scalar(element) + "\n" } else { inner.to_owned() };
-                write!(out, "{:indent$}- {line}", "").expect("a String takes what is written");
+                write!(out, "{:indent$}- {line}", "").expect("writing to a String never fails");
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
@@ -64,7 +64,7 @@ fn below(value: &Value, indent: usize, out: &mut String) {
         // List items are not indented below their key.
         block(value, if value.is_array() { indent } else { indent + 2 }, out);
     } else {
-        writeln!(out, " {}", scalar(value)).expect("a String takes what is written");
+        writeln!(out, " {}", scalar(value)).expect("writing to a String never fails");
     }
 }
 

@@ -419,7 +419,8 @@ fn token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
     let (Some(Ok(workload)), Ok(lifetime)) =
         (name.map(|name| name.parse::<WorkloadName>()), lifetime)
     else {
-        let remedy = "say for whom: POST /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER]\n";
+        let remedy =
+            "specify the workload: POST /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER]\n";
         return text(StatusCode::BAD_REQUEST, remedy.to_owned());
     };
     let lifetime = lifetime.map(Duration::from_millis);

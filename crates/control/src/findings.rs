@@ -187,14 +187,18 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
         let behind = proxy.behind_seconds.unwrap_or_default();
         if let Some(refusal) = proxy.refusals.last().filter(|_| proxy.refused > 0) {
             findings.push(Finding::problem(
-                format!("the sidecar of {} refuses what it was told: {refusal}", proxy.workload),
-                "correct what it names; the version before it serves on meanwhile",
+                format!("the sidecar of {} rejects its configuration: {refusal}", proxy.workload),
+                "correct the named object; the previous configuration stays in use",
             ));
         } else if behind > BEHIND_SECONDS {
             let behind = Duration::try_from_secs_f64(behind).unwrap_or_default();
             findings.push(Finding::problem(
-                format!("the sidecar of {} has been behind for {}", proxy.workload, short(behind)),
-                "look at its log and its machine: it neither applies nor refuses the newest change",
+                format!(
+                    "the sidecar of {} has been out of sync for {}",
+                    proxy.workload,
+                    short(behind)
+                ),
+                "check its log and its machine: it neither applies nor rejects the newest change",
             ));
         }
     }
@@ -225,7 +229,7 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
             )
         }
         false => format!(
-            "start `leno proxy` there and look at its log; a sidecar that was never here needs a token: leno token \
+            "start `leno proxy` there and check its log; a sidecar that has never connected needs a token: leno token \
              {workload}"
         ),
     }
@@ -272,14 +276,16 @@ fn certificates(facts: &Facts) -> Vec<Finding> {
     let ending = facts.certificates.iter().filter(|c| c.valid_for_seconds <= least);
     let findings = ending.map(|certificate| {
         let workload = &certificate.workload;
-        let remedy = "its sidecar should have renewed it: look whether it runs and reaches the \
-                      control plane";
+        let remedy =
+            "its sidecar should have renewed it: check that it runs and reaches the control plane";
         match certificate.valid_for_seconds {
             0 => Finding::problem(
-                format!("the certificate of {workload} has expired: peers refuse it"),
+                format!("the certificate of {workload} has expired: peers reject it"),
                 match facts.status.kubernetes {
                     true => join_again(&facts.status, workload),
-                    false => format!("let it join again: leno token {workload}"),
+                    false => format!(
+                        "make a new token and start the sidecar with it: leno token {workload}"
+                    ),
                 },
             ),
             left => Finding::problem(
@@ -298,7 +304,7 @@ fn documents(facts: &Facts) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if facts.status.rejected > 0 {
-        let remedy = "leno get rejected says where and what to do; an earlier accepted version \
+        let remedy = "leno get rejected shows the places and hints; an earlier accepted version \
                       stays in force, if there was one since the start";
         let files = |of_documents: bool| {
             let all = list("rejected").into_iter().flatten();
@@ -363,7 +369,7 @@ fn references(facts: &Facts) -> Vec<Finding> {
     let findings = broken.map(|(kind, name, problems)| {
         Finding::problem(
             format!("{kind} {name}: {}", problems.join("; ")),
-            "add what is missing, or correct the reference: that part does nothing until then",
+            "add the missing object, or correct the reference: that part has no effect until then",
         )
     });
     shortened(findings.collect(), "leno get routes, leno get policies")
@@ -393,7 +399,7 @@ fn services(facts: &Facts) -> Vec<Finding> {
         let (why, remedy) = match reason {
             Some(reason) => (
                 format!(", most often with {reason}"),
-                format!("leno explain {reason} says what that means and what to do"),
+                format!("leno explain {reason} shows its meaning and remedy"),
             ),
             None => (
                 ", without a reason of the mesh's own: the application answers with errors"
@@ -420,19 +426,19 @@ fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     let mut findings = Vec::new();
     if status.settling {
         findings.push(Finding::notice(
-            "the control plane has just started, and waits for sidecars to come back",
-            "it takes a few seconds: ask again",
+            "the control plane has just started, and waits for sidecars to reconnect",
+            "it takes a few seconds: repeat the command",
         ));
     }
     if status.outdated > 0 {
         findings.push(Finding::notice(
             format!("{} have yet to renew for the authority", counted(status.outdated, "sidecar")),
-            "leno root status says who; they renew by themselves",
+            "they renew by themselves; leno root status lists them",
         ));
     }
     if traffic.report_every_ms.is_none() {
         findings.push(Finding::notice(
-            "whether services fail is not known: sidecars are not asked to tell of their traffic",
+            "failures of services are unknown: sidecars do not report traffic",
             "start the control plane without --report-every off",
         ));
     }

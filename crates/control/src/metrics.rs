@@ -115,7 +115,7 @@ fn aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &G
                 continue;
             }
             unknown => {
-                debug_assert!(false, "nobody says what `{unknown}` is");
+                debug_assert!(false, "`{unknown}` has no description");
                 continue;
             }
         };

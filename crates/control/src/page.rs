@@ -398,8 +398,8 @@ const EXPLAINED_PAUSE: u32 = 1;
 const NO_LIVE: &str =
     "live requests need a token: open the address that `leno tap --page` prints\n";
 
-const NO_TOKEN: &str = "this page needs its token: `leno status` beside the control plane says \
-                        what to open\n";
+const NO_TOKEN: &str = "this page requires its token: `leno status` on the machine of the control \
+                        plane prints the address\n";
 
 #[cfg(test)]
 mod tests;

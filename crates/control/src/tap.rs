@@ -136,7 +136,7 @@ fn parse(query: &str) -> Result<Tap, String> {
             _ => return Err(format!("`{name}` is not known here")),
         }
     }
-    tap.service = service.ok_or("say of what: /tap?service=NAMESPACE/NAME")?;
+    tap.service = service.ok_or("specify the service: /tap?service=NAMESPACE/NAME")?;
     Ok(tap)
 }
 
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!((tap.side, tap.per_second), (TapSide::Client, 7));
         assert_eq!(tap.status, StatusRange::parse("500-599"));
         for (query, problem) in [
-            ("", "say of what"),
+            ("", "specify the service"),
             ("service", "has no value"),
             ("service=stock", "use NAMESPACE/NAME"),
             ("service=a/b&path=%2", "not percent-encoded"),

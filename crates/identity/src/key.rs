@@ -18,7 +18,7 @@ impl PrivateKey {
     #[must_use]
     pub fn generate() -> Self {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
-            .expect("the operating system gives randomness");
+            .expect("the operating system provides random bytes");
         Self(pair)
     }
 

@@ -54,7 +54,7 @@ fn render() -> String {
             reason.caption(),
             reason.remedy(),
         )
-        .expect("a String takes what is written");
+        .expect("writing to a String never fails");
     }
     text.push_str(AFTER);
     text

@@ -101,7 +101,7 @@ fn expire(follower: &Follower) {
             tracing::error!("the certificate has expired: this sidecar joins again when it can");
         }
         OnExpiry::Continue => tracing::error!(
-            "the certificate has expired: peers refuse this sidecar until it joins again with a \
+            "the certificate has expired: peers reject this sidecar until it joins again with a \
              new token"
         ),
         OnExpiry::Fail => {

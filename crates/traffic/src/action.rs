@@ -193,7 +193,7 @@ impl CompiledActions {
         let host = redirect.hostname.as_ref().map_or(host, |name| name.as_str());
         let mut location = format!("{}://{host}", scheme.as_str());
         if let Some(port) = port.filter(|port| *port != scheme.port()) {
-            write!(location, ":{port}").expect("a String takes what is written");
+            write!(location, ":{port}").expect("writing to a String never fails");
         }
         location.push_str(&self.path(redirect.path.as_ref(), request.path));
         if let Some(query) = request.query {
@@ -275,7 +275,7 @@ impl FieldEdits {
             // line.
             if HeaderEdits::is_name(&header.name) && HeaderEdits::is_value(&header.value) {
                 write!(lines, "{}: {}\r\n", header.name, header.value)
-                    .expect("a String takes what is written");
+                    .expect("writing to a String never fails");
             }
         }
         Self { remove, lines: lines.into() }
@@ -286,7 +286,7 @@ impl FieldEdits {
         let removed = |name: &str| other.remove.iter().any(|removed| **removed == *name);
         let mut lines = String::new();
         for (name, value) in self.appended().filter(|(name, _)| !removed(name)) {
-            write!(lines, "{name}: {value}\r\n").expect("a String takes what is written");
+            write!(lines, "{name}: {value}\r\n").expect("writing to a String never fails");
         }
         lines.push_str(&other.lines);
         let mut remove: Vec<Box<str>> = self.remove.iter().chain(&other.remove).cloned().collect();

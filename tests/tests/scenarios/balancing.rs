@@ -44,7 +44,7 @@ spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main
         "---\napiVersion: leno.dev/v1alpha1\nkind: LoadBalancing\n\
          metadata: {{name: stock, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n{policy}"
     );
-    write!(manifests, "{service}{policy}").expect("a String takes what is written");
+    write!(manifests, "{service}{policy}").expect("writing to a String never fails");
     Shop { mesh: Mesh::up(&manifests), instances, door }
 }
 

@@ -75,7 +75,7 @@ fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Ca
              spec: {{serviceAccount: api, ports: [{{name: main, port: {}, protocol: HTTP}}]}}\n",
             application.port()
         )
-        .expect("a String takes what is written");
+        .expect("writing to a String never fails");
     }
     manifests += &service("api", "app: api");
     manifests += &service("api-v1", "app: api, version: v1");

@@ -184,7 +184,7 @@ impl Applications {
     /// Returns the end of their logs.
     pub(super) fn last_words(&self) -> String {
         let words = self.children.iter().map(Child::last_words).filter(|words| !words.is_empty());
-        words.map(|words| format!("\nan application said:\n{words}")).collect()
+        words.map(|words| format!("\noutput of an application:\n{words}")).collect()
     }
 
     /// Stops them.

@@ -150,9 +150,9 @@ impl Child {
     pub(super) async fn output(&mut self) -> anyhow::Result<(ExitStatus, String)> {
         let mut text = String::new();
         if let Some(mut out) = self.out.take() {
-            out.read_to_string(&mut text).await.context("what it prints cannot be read")?;
+            out.read_to_string(&mut text).await.context("cannot read its output")?;
         }
-        Ok((self.process.wait().await.context("its end cannot be waited for")?, text))
+        Ok((self.process.wait().await.context("cannot wait for its exit")?, text))
     }
 
     /// Returns the next line of output; `None` at the end.

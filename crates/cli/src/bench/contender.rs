@@ -112,7 +112,7 @@ impl Contender {
         let (about, version) = match self {
             Self::None => (ABOUT_NONE.to_owned(), String::new()),
             Self::Floor if !matches!(layout, Layout::Http | Layout::Tcp) => {
-                bail!("a bare forwarder cannot tell one service from another")
+                bail!("a bare forwarder cannot distinguish services")
             }
             Self::Floor => (ABOUT_FLOOR.to_owned(), ours()),
             Self::Leno(sight) => (leno::about(*sight), ours()),
@@ -198,5 +198,5 @@ fn floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
 
 const NAMES: [&str; 7] = ["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"];
 const ABOUT_NONE: &str = "no proxy: the load generator reaches the backend directly";
-const ABOUT_FLOOR: &str = "one bare TCP forwarder of ours, plain: no TLS, no HTTP, no features, \
-     and one hop where the pairs have two. What any proxy in the road costs at least";
+const ABOUT_FLOOR: &str = "a minimal TCP forwarder of our own: no TLS, no HTTP, no features, and \
+                           one hop instead of two. The minimum cost of a proxy on the path";

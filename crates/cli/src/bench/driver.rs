@@ -167,7 +167,7 @@ impl Load {
             Report::Printed => {
                 let json = text.find('{').and_then(|at| text.get(at..)).ok_or_else(failed)?;
                 serde_json::from_str(json).with_context(|| {
-                    format!("what the load generator says is not understood: {text}")
+                    format!("cannot parse the output of the load generator: {text}")
                 })
             }
             Report::Samples(samples) if status.success() => samples.read(),

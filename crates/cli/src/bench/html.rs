@@ -165,7 +165,7 @@ fn published(report: &Report) -> String {
     let tables: String = report.published.iter().map(tables::of_published).collect();
     match tables.is_empty() {
         true => tables,
-        false => format!("<h2>What others have published</h2>{tables}"),
+        false => format!("<h2>Published figures of others</h2>{tables}"),
     }
 }
 
@@ -233,7 +233,7 @@ fn remarks(report: &Report) -> String {
     }
     format!(
         "<h2>How to read this</h2><ul class=\"plain\">{method}{}</ul>\
-         <h2>What this does not show</h2><ul class=\"plain\">{}</ul>\
+         <h2>Limitations</h2><ul class=\"plain\">{}</ul>\
          <p class=\"soft small\">Command: <code>{}</code></p>",
         list(&report.notes),
         list(&report.not_shown),

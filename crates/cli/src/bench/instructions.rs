@@ -19,7 +19,7 @@ pub(super) fn unavailable() -> Option<String> {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     match parse(&text) {
         Some(_) => None,
-        None => Some(format!("perf says: {}", text.trim())),
+        None => Some(format!("perf reported: {}", text.trim())),
     }
 }
 
@@ -53,7 +53,7 @@ impl Counting {
     /// If the end of perf cannot be awaited.
     pub(super) async fn finish(mut self) -> anyhow::Result<Option<u64>> {
         self.child.output().await?;
-        let text = std::fs::read_to_string(&self.file).context("what perf counted")?;
+        let text = std::fs::read_to_string(&self.file).context("the counters of perf")?;
         Ok(parse(&text))
     }
 }

@@ -47,7 +47,8 @@ pub(super) async fn start(
         registry.ended().map_or(Ok(()), |status| bail!("it ended, {status}"))
     });
     let answered = answered.await;
-    answered.with_context(|| format!("the registry said: {}", registry.last_words()))?;
+    answered
+        .with_context(|| format!("the registry does not respond: {}", registry.last_words()))?;
     let zone = format!("eureka.client.service-url.defaultZone=http://{address}/eureka");
     let ratings = [
         format!("server.port={}", ports.of("ratings")?),

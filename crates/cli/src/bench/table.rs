@@ -174,4 +174,4 @@ fn or_dash(figure: f64, digits: usize) -> String {
     }
 }
 
-const INFALLIBLE: &str = "a String takes what is written";
+const INFALLIBLE: &str = "writing to a String never fails";

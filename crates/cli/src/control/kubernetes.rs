@@ -204,7 +204,7 @@ pub(super) async fn start(
     let control = told(Control::start_fed(config, fed).await)?;
     let (asking, authority) = (client.clone(), control.authority());
     let keeping = keep_guests(asking, lifetime, authority, (guests, of_guests), outcomes);
-    tasks.spawn(named("the keeper of Secrets of guests", keeping));
+    tasks.spawn(named("the controller of AccessCerts", keeping));
     write_facts(&client, args, (&control, facts_of_sidecars, of_sidecars), &mut tasks);
 
     if args.webhook.is_some() || args.image.is_some() {
@@ -386,7 +386,7 @@ pub(super) async fn ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
         Some(Ok(name)) => {
             anyhow::anyhow!("{name} ended unexpectedly; its last words are in the log")
         }
-        Some(Err(error)) => anyhow::Error::from(error).context("a part beside the control plane"),
+        Some(Err(error)) => anyhow::Error::from(error).context("a task of the control plane"),
         None => std::future::pending().await,
     }
 }

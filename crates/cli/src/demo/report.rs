@@ -96,7 +96,7 @@ impl DemoReport {
         text.push('\n');
         for Check { name, ok, detail } in &self.checks {
             let mark = if *ok { "✓" } else { "✗" };
-            writeln!(text, "{mark} {name}: {detail}").expect("a String takes what is written");
+            writeln!(text, "{mark} {name}: {detail}").expect("writing to a String never fails");
         }
         text
     }

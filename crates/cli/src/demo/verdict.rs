@@ -74,7 +74,7 @@ impl Findings {
         for (kind, count) in total.errors() {
             detail.push_str(&format!(", {count} {}", kind.label()));
         }
-        Check { name: "every request was answered well".to_owned(), ok, detail }
+        Check { name: "every request succeeded".to_owned(), ok, detail }
     }
 
     /// Describes encryption and identity between sidecars, or returns the first violation.
@@ -101,12 +101,12 @@ impl Findings {
             }
         }
         if let Some(door) = self.plaintext_accepted.first() {
-            return Err(format!("{door} answered a client without TLS"));
+            return Err(format!("{door} accepted a client without TLS"));
         }
         match links > 0 && requests > 0 {
             true => Ok(format!(
-                "{requests} requests over {links} links from {} verified identities; plaintext \
-                 is refused at every door",
+                "{requests} requests over {links} links from {} verified identities; plaintext is \
+                 rejected at every listener",
                 peers.len()
             )),
             false => Err("no connection between sidecars was seen".to_owned()),

@@ -286,7 +286,7 @@ fn identity(facts: &Facts, name: &str) -> Step {
     if *valid_for_seconds == 0 {
         let remedy = match facts.status.kubernetes {
             true => join_again(&facts.status, name),
-            false => format!("let it join again: leno token {name}"),
+            false => format!("make a new token and start the sidecar with it: leno token {name}"),
         };
         return Step::problem(step, format!("{identity} has expired: peers reject it"), remedy);
     }

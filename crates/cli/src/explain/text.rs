@@ -21,7 +21,7 @@ use super::unapplied::Unapplied;
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: &str| {
-        writeln!(text, "{label:<9} {value}").expect("a String takes what is written");
+        writeln!(text, "{label:<9} {value}").expect("writing to a String never fails");
     };
     line("request", &request_text(question));
     let client = &decision.client;

@@ -30,12 +30,12 @@ pub(super) fn table(changes: &[ChangeReport]) -> Listing {
 pub(crate) fn story(change: &ChangeReport) -> String {
     let mut text = format!("change {}: {}\n", change.id, change.cause);
     let mut line = |label: &str, value: String| {
-        writeln!(text, "  {label:<10} {value}").expect("a String takes what is written");
+        writeln!(text, "  {label:<10} {value}").expect("writing to a String never fails");
     };
     line("noticed", format!("{} ago", ms(Some(change.age_ms))));
     line("taken in", format!("after {}", ms(Some(change.seen_after_ms))));
     if change.forgotten {
-        line("sent", "what became of it is forgotten by now".to_owned());
+        line("sent", "details are no longer available".to_owned());
         return text;
     }
     let Some(sent) = change.sent_after_ms else {
@@ -63,7 +63,7 @@ pub(crate) fn story(change: &ChangeReport) -> String {
     }
     match change.applied_after_ms {
         Some(after) => line("last ACK", format!("after {}", ms(Some(after)))),
-        None if change.told == 0 => line("last ACK", "none: nobody had to be told".to_owned()),
+        None if change.told == 0 => line("last ACK", "none: no proxy needed it".to_owned()),
         None => line("waits for", change.waiting.join(", ")),
     }
     text

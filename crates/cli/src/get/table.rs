@@ -26,7 +26,7 @@ pub(super) fn status(status: &Status) -> String {
         (
             "sidecars",
             format!(
-                "{} connected, {} behind, {} refusing; {} heard",
+                "{} connected, {} out of sync, {} rejecting; {}",
                 status.proxies,
                 status.behind,
                 status.refusing,
@@ -51,7 +51,7 @@ pub(super) fn status(status: &Status) -> String {
     ];
     let mut text = String::new();
     for (label, value) in lines {
-        writeln!(text, "{label:<13} {value}").expect("a String takes what is written");
+        writeln!(text, "{label:<13} {value}").expect("writing to a String never fails");
     }
     text
 }
@@ -337,12 +337,12 @@ pub(super) fn rejected(answer: &Value) -> String {
         let findings = answer.get(list).and_then(Value::as_array);
         for finding in findings.into_iter().flatten() {
             writeln!(text, "{kind}: {}", line(&told(finding)))
-                .expect("a String takes what is written");
+                .expect("writing to a String never fails");
         }
     }
     if let Some(problem) = answer.get("trust_domain").and_then(Value::as_str) {
         writeln!(text, "rejected: MeshConfig: {}", line(&problem))
-            .expect("a String takes what is written");
+            .expect("writing to a String never fails");
     }
     if text.is_empty() {
         text.push_str("nothing is rejected\n");

@@ -103,8 +103,8 @@ async fn facts(
         let object = ObjectName::from(&NamespaceName::new(name)?);
         let found = namespaces.get_opt(&object).await.map_err(plain).with_context(|| {
             format!(
-                "cannot read the namespace {name}, whose annotations count for its pods: ask for the right \
-                 to get it, or pass --roots FILE and annotate the pods"
+                "cannot read the namespace {name} and its annotations: get the right to read it, or \
+                 pass --roots FILE and annotate the pods"
             )
         })?;
         match found {

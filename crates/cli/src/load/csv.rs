@@ -11,7 +11,7 @@ pub(super) fn render(summary: &Summary) -> String {
     let mut text = format!("{}\n", NAMES.join(","));
     for step in steps {
         let line = fields(step).join(",");
-        writeln!(text, "{line}").expect("a String takes what is written");
+        writeln!(text, "{line}").expect("writing to a String never fails");
     }
     text
 }

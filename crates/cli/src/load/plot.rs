@@ -256,7 +256,7 @@ fn trimmed(number: f64) -> String {
 }
 
 fn put(out: &mut String, text: &str) {
-    write!(out, "{text}").expect("a String takes what is written");
+    write!(out, "{text}").expect("writing to a String never fails");
 }
 
 const WIDTH: f64 = 860.0;

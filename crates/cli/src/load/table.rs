@@ -100,7 +100,7 @@ fn section(text: &mut String, listing: Listing) {
 }
 
 fn line(text: &mut String, line: &str) {
-    writeln!(text, "{line}").expect("a String takes what is written");
+    writeln!(text, "{line}").expect("writing to a String never fails");
 }
 
 const OPEN: &[Column] = &[

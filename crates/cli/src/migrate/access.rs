@@ -87,8 +87,7 @@ fn opened(
     let mut workloads = workloads.peekable();
     if workloads.peek().is_none() || workloads.any(speaks_http) {
         return Err(format!(
-            "the TCPRoute {} opens ports for bytes alone, and an AccessPolicy would let HTTP in there \
-             too",
+            "the TCPRoute {} allows only opaque TCP on its ports, and an AccessPolicy would also allow HTTP there",
             route.name
         ));
     }

@@ -251,7 +251,7 @@ mod tests {
             std::fs::write(&file, text).unwrap();
             let refused = SettingArgs::check(&config).map_err(|error| error.to_string());
             assert_eq!(refused.is_ok(), is_good, "{text}: {refused:?}");
-            assert!(refused.err().is_none_or(|it| it.contains("leave out leno.dev/dns")));
+            assert!(refused.err().is_none_or(|it| it.contains("omit leno.dev/dns")));
         }
         assert!(
             Line::try_parse_from([&["proxy", "--cluster-domain=a..b"], &line[..3]].concat())

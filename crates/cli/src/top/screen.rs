@@ -86,8 +86,7 @@ fn nothing(view: &View) -> &'static str {
     match view.traffic.report_every_ms {
         Some(_) => "no traffic yet: sidecars report it every few seconds",
         None => {
-            "sidecars are not asked to tell of their traffic: start the control plane without \
-                 --report-every off"
+            "sidecars do not report traffic: start the control plane without --report-every off"
         }
     }
 }

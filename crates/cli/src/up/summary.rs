@@ -45,7 +45,7 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
     }
     text.push_str(&listing.render(Format::Table));
     for problem in members.iter().flat_map(|member| problems(member.standing)) {
-        writeln!(text, "  ✗ {problem}").expect("writing to a String cannot fail");
+        writeln!(text, "  ✗ {problem}").expect("writing to a String never fails");
     }
     text.push_str(&usage(members, status.page.as_deref(), hint));
     text
@@ -125,7 +125,7 @@ fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
     let mut text = "\n".to_owned();
     for (command, meaning) in lines {
-        writeln!(text, "  {command:width$}  {meaning}").expect("writing to a String cannot fail");
+        writeln!(text, "  {command:width$}  {meaning}").expect("writing to a String never fails");
     }
     text.push_str("\nChanges in the files take effect immediately. Ctrl-C stops everything.\n\n");
     text

@@ -352,7 +352,7 @@ fn what_has_no_other_words_stays_as_it_is() {
                 "name: db, namespace: shop}\n  sources",
                 "name: stock, namespace: shop}\n  sources",
             ),
-            "would let HTTP in",
+            "would also allow HTTP",
         ),
     ] {
         let place = Place::with(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);

@@ -64,7 +64,10 @@ fn finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
         ),
         false => (
             format!("{name}:{port} has no endpoint: none of its workloads serves the port"),
-            format!("leno diagnose {} says why", workloads.first().map_or("", String::as_str)),
+            format!(
+                "leno diagnose {} shows the cause",
+                workloads.first().map_or("", String::as_str)
+            ),
         ),
     };
     match is_used {

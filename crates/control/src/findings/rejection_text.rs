@@ -62,7 +62,7 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
 #[must_use]
 pub fn remedy(rejection: &RejectionStatus) -> String {
     let RejectionStatus { service, reason, clients, .. } = rejection;
-    let explained = format!("leno explain {reason} says what that means and what to do");
+    let explained = format!("leno explain {reason} shows its meaning and remedy");
     match clients.first() {
         None => explained,
         Some(client) if service.is_empty() => format!("{explained}; leno diagnose {client}"),

@@ -110,14 +110,14 @@ fn each_fault_is_a_problem_with_what_to_do() {
                 "1 workload without a connected sidecar: shop/cart-1",
                 "leno token",
             ),
-            (|f| f.proxies[0].behind_seconds = Some(70.0), "behind for 1m10s", "log"),
+            (|f| f.proxies[0].behind_seconds = Some(70.0), "out of sync for 1m10s", "log"),
             (
                 |f| {
                     (f.proxies[0].refused, f.proxies[0].refusals) =
                         (1, vec!["a bad pattern".into()])
                 },
-                "refuses what it was told: a bad pattern",
-                "serves on",
+                "rejects its configuration: a bad pattern",
+                "stays in use",
             ),
             (|f| f.certificates = vec![certificate(0)], "has expired", "leno token shop/cart-1"),
             (|f| f.certificates = vec![certificate(3_600)], "expires in 1h", "renewed"),
@@ -164,9 +164,9 @@ fn what_passes_or_was_wanted_is_a_notice() {
         &[
             (|f| f.rejected = json!({"warnings": [{}, {}]}), "2 warnings", "leno get rejected"),
             (|f| f.traffic.services = vec![service(0.97, 100)], "97.00 %", "application"),
-            (|f| f.status.settling = true, "just started", "again"),
+            (|f| f.status.settling = true, "just started", "repeat"),
             (|f| f.status.outdated = 2, "2 sidecars have yet to renew", "leno root status"),
-            (|f| f.traffic.report_every_ms = None, "not known", "--report-every"),
+            (|f| f.traffic.report_every_ms = None, "unknown", "--report-every"),
         ],
     );
 }

@@ -64,9 +64,11 @@ impl fmt::Display for Cause {
                     write!(f, "{first} {edit}, and {others} other objects with it")
                 }
             },
-            Self::Listens(workload) => write!(f, "the sidecar of {workload} says where it listens"),
+            Self::Listens(workload) => {
+                write!(f, "the sidecar of {workload} reported its listeners")
+            }
             Self::Keys(source) => write!(f, "the keys of an issuer changed at {source}"),
-            Self::Authority => f.write_str("the authority, or whom it says to trust, changed"),
+            Self::Authority => f.write_str("the authority, or its trust roots, changed"),
             Self::Revoked => f.write_str("workloads were revoked, or are members again"),
             Self::Gone(workload) => write!(f, "the sidecar of {workload} is gone"),
         }
@@ -153,7 +155,7 @@ mod tests {
         ] {
             assert_eq!(cause.to_string(), text);
         }
-        assert_eq!(found.cause.to_string(), "the sidecar of shop/cart-1 says where it listens");
+        assert_eq!(found.cause.to_string(), "the sidecar of shop/cart-1 reported its listeners");
         assert_eq!(journal.newest().count(), NOTED_MAX);
         assert_eq!(journal.together(ChangeId(30), ChangeId(60)), 10);
     }

@@ -87,7 +87,7 @@ impl Report<'_> {
             rules: rules.collect(),
             in_force: self.mesh.config().egress == Egress::Deny,
             why: (self.mesh.config().egress == Egress::Allow)
-                .then(|| "everybody is let out: egress is allow".to_owned()),
+                .then(|| "no effect: spec.egress is allow".to_owned()),
             problems: missing_groups(self.mesh, &policy.groups),
             ..PolicyStatus::default()
         }
@@ -130,7 +130,7 @@ impl Report<'_> {
         };
         let is_opaque = policy.services.iter().all(carries_tcp);
         let why = match firsts.first() {
-            _ if !has_source => Some("nobody runs under its source".to_owned()),
+            _ if !has_source => Some("no workload runs under its source account".to_owned()),
             None => Some("none of its services is there".to_owned()),
             Some(_) if is_opaque => Some(no_requests(&policy.services)),
             Some(_) if firsts.contains(&&policy.name) => {
@@ -248,6 +248,6 @@ impl Report<'_> {
 /// Maximum endpoints in one sentence.
 const LEFT_OUT_MAX: usize = 3;
 /// The reason why an allow policy has no effect in mode `permissive`.
-const PERMISSIVE: &str = "permissive: everybody is let in";
+const PERMISSIVE: &str = "permissive: all clients are allowed";
 /// The reason why a policy without workloads has no effect.
-const NOBODY: &str = "no workload is there that it is about";
+const NOBODY: &str = "it selects no workload";

@@ -117,7 +117,7 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
             ("TagRoute", "shop/all", Some("TagRoute shop/stock decides instead")),
             ("TagRoute", "shop/stock", None),
             ("Lane", "shop/gray", None),
-            ("Egress", "shop/out", Some("everybody is let out: egress is allow")),
+            ("Egress", "shop/out", Some("no effect: spec.egress is allow")),
             ("Retry", "shop/again", None),
             ("Retry", "shop/first", Some("Retry shop/again is about the same requests")),
         ] {

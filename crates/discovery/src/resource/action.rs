@@ -55,7 +55,7 @@ pub(super) fn from_wire(
         return Err(Invalid::new("mirrors", "are too many"));
     }
     if actions.redirect.is_some() && actions.rewrite.is_some() {
-        return Err(Invalid::new("rewrite", "must be absent beside a redirection"));
+        return Err(Invalid::new("rewrite", "must be absent with a redirection"));
     }
     Ok(actions)
 }

@@ -42,7 +42,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
             }
         }
         Some(_) if wire.by_latency => {
-            return Err(Invalid::new("by_latency", "must be absent but beside least_request"));
+            return Err(Invalid::new("by_latency", "must be absent except with least_request"));
         }
         Some(Algorithm::RoundRobin(proto::Nothing {})) => BalanceAlgorithm::RoundRobin,
         Some(Algorithm::Random(proto::Nothing {})) => BalanceAlgorithm::Random,
@@ -52,7 +52,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
     let warm_up = match wire.warm_up {
         None => None,
         Some(_) if algorithm.key().is_some() => {
-            return Err(Invalid::new("warm_up", "must be absent beside a hash"));
+            return Err(Invalid::new("warm_up", "must be absent with a hash"));
         }
         Some(proto::WarmUp { time_nanoseconds, percent_min }) => Some(WarmUp {
             time: time("warm_up.time_nanoseconds", time_nanoseconds)?,

@@ -45,7 +45,7 @@ fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AnyOf, Inv
     let is_word = |word: &String| HeaderEdits::is_name(&word.to_ascii_lowercase());
     match any {
         true if words.is_empty() => Ok(AnyOf::Any),
-        true => Err(Invalid::new(field, "has words beside `any`")),
+        true => Err(Invalid::new(field, "has values in addition to `any`")),
         false if words.iter().all(is_word) => Ok(AnyOf::Only(words)),
         false => Err(Invalid::new(field, "has a word that no method or header can be")),
     }

@@ -54,7 +54,7 @@ fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, Invalid> {
         abort: abort.map_err(|invalid| invalid.under("abort"))?,
     };
     match rule.delay.is_none() && rule.abort.is_none() {
-        true => Err(Invalid::new("", "does nothing, or nothing that this version knows")),
+        true => Err(Invalid::new("", "has no effect, or one unknown to this version")),
         false => Ok(rule),
     }
 }

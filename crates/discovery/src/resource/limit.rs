@@ -41,7 +41,7 @@ fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, Invalid> {
         global: global.map_err(|invalid| invalid.under("global"))?.map(Box::new),
     };
     if limits.is_empty() {
-        return Err(Invalid::new("", "bounds nothing, or nothing that this version knows"));
+        return Err(Invalid::new("", "has no limit, or one unknown to this version"));
     }
     Ok(PortLimits { policy: policy_from_wire(wire.policy)?, limits })
 }

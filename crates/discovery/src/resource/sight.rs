@@ -151,5 +151,5 @@ fn sampling(millionths: u32) -> Result<Sampling, Invalid> {
 }
 
 fn unknown(field: &str, number: i32) -> Invalid {
-    Invalid::new(field, format!("{number} is nothing that this version knows"))
+    Invalid::new(field, format!("{number} is unknown to this version"))
 }

@@ -40,7 +40,7 @@ pub(super) fn from_wire(wire: Option<proto::Treatment>) -> Result<Treatment, Inv
     let balancing = balancing.map_err(|invalid| invalid.under("balancing"))?;
     let treatment = Treatment { removal, breaker, faults, balancing, hedging: None };
     match treatment.is_empty() {
-        true => Err(Invalid::new("", "says nothing, or nothing that this version knows")),
+        true => Err(Invalid::new("", "is empty, or unknown to this version")),
         false => Ok(treatment),
     }
 }

@@ -465,6 +465,6 @@ const SECOND_RENEWAL: &str = "a certificate request before the one before it was
 
 const TOO_MANY: &str = "one message names more than a proxy may ask for";
 
-const LET_GO: &str = "the control plane has no more to say to this workload";
+const LET_GO: &str = "the control plane has ended the session of this workload";
 
 const TRY_AGAIN: &str = "the control plane could not answer: try again";

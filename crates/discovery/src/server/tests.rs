@@ -298,7 +298,7 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
 async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
     for (standing, reason) in [
         (Some(Standing::Goodbye("not your workload".into())), "not your workload"),
-        (None, "no more to say"),
+        (None, "has ended the session"),
     ] {
         let (server, mut owner, far) = serving();
         let (_requests, mut queue) = mpsc::channel(1);

@@ -273,7 +273,10 @@ fn skew(between: Duration) -> Finding {
 }
 
 fn untold() -> Finding {
-    Finding::odd("the API server tells no time", "compare the clocks of the nodes yourself")
+    Finding::odd(
+        "the API server does not report its time",
+        "compare the clocks of the nodes yourself",
+    )
 }
 
 /// RFC 9110 §5.6.7: `Sun, 06 Nov 1994 08:49:37 GMT`.

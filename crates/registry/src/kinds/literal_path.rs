@@ -90,7 +90,7 @@ fn encoded(path: &str) -> String {
         if is_path_byte(byte) || is_escape || matches!(byte, b'?' | b'#') {
             encoded.push(char::from(byte));
         } else {
-            write!(encoded, "%{byte:02X}").expect("a String takes what is written");
+            write!(encoded, "%{byte:02X}").expect("writing to a String never fails");
         }
     }
     encoded

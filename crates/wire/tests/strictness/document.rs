@@ -49,7 +49,7 @@ fn table(rules: &[Rule]) -> String {
             count(false),
             count(true),
         )
-        .expect("a String takes what is written");
+        .expect("writing to a String never fails");
     }
     text
 }

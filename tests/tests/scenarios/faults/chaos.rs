@@ -84,7 +84,7 @@ impl Chaos {
                 _ => self.chance.below(5),
             };
             let one = self.chance.below(usize::MAX);
-            writeln!(history, "{what} {one}").expect("a String takes what is written");
+            writeln!(history, "{what} {one}").expect("writing to a String never fails");
             self.happen(what, one);
             turn += 1;
         }

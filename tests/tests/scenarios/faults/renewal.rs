@@ -42,7 +42,7 @@ fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_told_to() {
     ratings.program.wait_for_line("this sidecar exits because of --on-expiry fail", PATIENCE);
     assert!(!ratings.program.wait(PATIENCE).success());
     // The other sidecar continues, logs the failure, and counts it.
-    web.program.wait_for_line("peers refuse this sidecar", PATIENCE);
+    web.program.wait_for_line("peers reject this sidecar", PATIENCE);
     assert!(web.page.metric("leno_certificate_renewals_total{result=\"failed\"}") >= 1.0);
     assert_ne!(leno_tests::get(shop.door, "/").unwrap().status, 200);
 }

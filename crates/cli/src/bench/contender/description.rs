@@ -83,7 +83,7 @@ impl Description {
             bail!("there is no {}: {}", missing.display(), self.remedy);
         }
         if self.version.is_empty() {
-            return Ok("it does not tell".to_owned());
+            return Ok("unknown".to_owned());
         }
         let output = Command::new(&program)
             .args(&self.version)
@@ -93,7 +93,7 @@ impl Description {
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
         let told = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
-        let told = told.unwrap_or("it does not tell").trim();
+        let told = told.unwrap_or("unknown").trim();
         let version = told.split_once("version").map_or(told, |(_, version)| version);
         Ok(version.trim_start_matches([':', ' ']).to_owned())
     }

@@ -339,8 +339,9 @@ const TAG_ROUTE: &str = "---\napiVersion: leno.dev/v1alpha1\nkind: TagRoute\n\
 const ABOUT: &str = "a leno sidecar for each workload, configured by a leno control plane: mutual \
      TLS 1.3, a policy for the peer's SPIFFE id and the path, one multiplexed link between two \
      sidecars, Prometheus metrics on";
-const SEEN: &str = "traces and the access log of one request in a hundred, the context of a trace in \
-     all of them, errors always, and metrics every minute, all told to a collector by OTLP";
+const SEEN: &str = "traces and the access log of one request in a hundred, trace context in all of \
+                    them, errors always, and metrics every minute, all exported to a collector by \
+                    OTLP";
 
 const HTTP_RULES: &str = "---\napiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
      metadata: {name: all, namespace: NAMESPACE}\n\

@@ -121,7 +121,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &Axis, top: f64) {
 }
 
 fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
-    svg.write_fmt(part).expect("a String takes what is written");
+    svg.write_fmt(part).expect("writing to a String never fails");
 }
 
 /// The number of colors in the style sheet.

@@ -67,7 +67,7 @@ impl Group {
                 middle + 4.0,
                 figure(*value)
             );
-            written.expect("a String takes what is written");
+            written.expect("writing to a String never fails");
         }
     }
 }

@@ -144,7 +144,7 @@ fn place_y(axis: &Axis, value: f64) -> f64 {
 }
 
 fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {
-    svg.write_fmt(part).expect("a String takes what is written");
+    svg.write_fmt(part).expect("writing to a String never fails");
 }
 
 const WIDTH: f64 = 520.0;

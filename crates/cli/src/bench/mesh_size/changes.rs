@@ -207,7 +207,7 @@ async fn seen(crowd: &mut Child, order: Order, patience: Duration) -> anyhow::Re
 async fn answer(crowd: &mut Child) -> anyhow::Result<Told> {
     let line = crowd.line().await;
     let line = line.with_context(|| format!("the crowd ended: {}", crowd.last_words()))?;
-    serde_json::from_str(&line).context("what the crowd says")
+    serde_json::from_str(&line).context("the report of the crowd")
 }
 
 /// Returns the quantile of sorted figures.

@@ -98,12 +98,13 @@ impl Rule {
     const fn note(self) -> &'static str {
         match self {
             Self::Router => {
-                "the mesh has a TagRoute: a rule by header that no request fits, and one that sends \
-                 half of the requests to each of two providers. The baseline asks all three in turn"
+                "the mesh has a TagRoute: a header rule that no request matches, and one that sends \
+                 half of the requests to each of two providers. The baseline calls all three in \
+                 turn"
             }
             Self::Removal => {
                 "every service of the contender `leno` has an OutlierRemoval with its defaults. No \
-                 provider fails: what shows is what it costs to watch them"
+                 provider fails: the figures show the cost of outlier detection"
             }
         }
     }

@@ -114,7 +114,7 @@ fn document(title: &str, body: &str) -> String {
 }
 
 fn append(body: &mut String, arguments: fmt::Arguments<'_>) {
-    body.write_fmt(arguments).expect("a String takes whatever is written");
+    body.write_fmt(arguments).expect("writing to a String never fails");
 }
 
 /// Text with HTML markup escaped.

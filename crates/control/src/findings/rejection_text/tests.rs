@@ -93,7 +93,7 @@ fn without_any_policy_it_says_that_none_allows_it() {
     let found = remedy(&rejection("denied-outbound", "client", &[]));
     assert_eq!(
         found,
-        "leno explain denied-outbound says what that means and what to do; leno diagnose shop/web-1 --to shop/api"
+        "leno explain denied-outbound shows its meaning and remedy; leno diagnose shop/web-1 --to shop/api"
     );
 }
 

@@ -28,7 +28,7 @@ impl Samples {
         let from = self.from.duration_since(UNIX_EPOCH).context("the clock")?;
         let from = u64::try_from(from.as_millis())?;
         let mut counted = Counted::new(from, self.length);
-        counted.read(BufReader::new(file)).context("what JMeter wrote down")?;
+        counted.read(BufReader::new(file)).context("the samples of JMeter")?;
         Ok(counted.found())
     }
 }

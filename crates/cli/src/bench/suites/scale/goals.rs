@@ -41,10 +41,10 @@ const GOALS: [Goal; 13] = [
     }),
     goal("memory per further sidecar, KiB", 48.0, Some(32.0), |m| Some(m.per_sidecar_kib)),
     goal("all join at once: until the last is ready, s", 20.0, Some(10.0), |m| Some(m.rollout_s)),
-    goal("an endpoint moves: seen by all who use it, p99 ms", 500.0, Some(150.0), |m| {
+    goal("an endpoint moves: received by all its clients, p99 ms", 500.0, Some(150.0), |m| {
         of(m, |c| c.endpoint_p99_ms)
     }),
-    goal("an endpoint moves: messages to those who do not use it", 0.0, None, |m| {
+    goal("an endpoint moves: messages to sidecars that do not use it", 0.0, None, |m| {
         of(m, |c| c.endpoint_to_others as f64)
     }),
     goal("a mesh-wide rule changes: applied by all, p99 ms", 2000.0, Some(1000.0), |m| {
@@ -105,7 +105,7 @@ pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<Fi
         ]);
     }
     Some(FigureTable {
-        title: format!("{} sidecars and what is asked of them", strict.sidecars),
+        title: format!("Goals for {} sidecars", strict.sidecars),
         columns: ["figure", "at most", "aim", "permissive", "strict", "holds"]
             .map(str::to_owned)
             .to_vec(),
@@ -126,14 +126,16 @@ pub(super) fn costs(meshes: &[MeshSize]) -> Option<FigureTable> {
         let moves = format!("an endpoint that {} use moves", c.users);
         rows.push(row(mesh, &moves, c.endpoint_touched, c.endpoint_bytes));
         if mesh.mode == TrafficMode::Strict {
-            rows.push(row(mesh, "a rule of everybody changes", c.rule_touched, c.rule_bytes));
+            rows.push(row(mesh, "a mesh-wide rule changes", c.rule_touched, c.rule_bytes));
         }
         rows.push(row(mesh, "one of many moves in a storm", c.storm_touched, c.storm_bytes));
         rows.push(row(mesh, "all come back after a crash", 0.0, c.back_bytes));
     }
     Some(FigureTable {
-        title: "What a change costs".to_owned(),
-        columns: ["change", "mode", "proxies told", "bytes of deltas"].map(str::to_owned).to_vec(),
+        title: "The cost of a change".to_owned(),
+        columns: ["change", "mode", "proxies updated", "bytes of deltas"]
+            .map(str::to_owned)
+            .to_vec(),
         rows,
     })
 }
