@@ -105,10 +105,7 @@ fn sentences_and_identifiers_are_split_as_a_reader_splits_them() {
     let lines: Vec<_> = lines.iter().map(|(line, text)| (*line, (*text).to_owned())).collect();
     assert_eq!(
         sentences(&lines),
-        [
-            (1, "Which rule applies is fixed.".to_owned()),
-            (1, "Is it what is asked?".to_owned()),
-        ]
+        [(1, "Which rule applies is fixed.".to_owned()), (1, "Is it what is asked?".to_owned()),]
     );
     assert_eq!(words_of("OutboundDoor_2HTTPNews"), ["outbound", "door", "2", "news"]);
     let source = "let door = \"a stranger\"; // a guest\nfn told_twice() {}\nfn told() {}";
@@ -159,7 +156,8 @@ fn measure() -> BTreeMap<String, Figure> {
     measure_identifiers(&files, &mut figures);
     let lexicon = &files.iter().find(|(path, _)| path == "docs/lexicon.md").expect("a lexicon").1;
     let entries = Regex::new(r"\*\*[^*]+\*\*").expect("a pattern").find_iter(lexicon).count();
-    figures.insert("lexicon entries".to_owned(), Figure { value: entries as f64, places: Vec::new() });
+    figures
+        .insert("lexicon entries".to_owned(), Figure { value: entries as f64, places: Vec::new() });
     figures
 }
 
@@ -235,8 +233,8 @@ fn words_of(identifier: &str) -> Vec<String> {
 /// Returns the code without comments and without the texts of strings.
 fn code_of(source: &str) -> String {
     let token = Regex::new(concat!(
-        r#"(?s)//[^\n]*|/\*.*?\*/|b?r###".*?"###|b?r##".*?"##|b?r#".*?"#|b?r".*?""#,
-        r#"|[bc]?"(?:[^"\\]|\\.)*"|'(?:[^'\\\n]|\\[^\n]{1,8}?)'"#
+        r###"(?s)//[^\n]*|/\*.*?\*/|b?r##".*?"##|b?r#".*?"#|b?r".*?""###,
+        r##"|[bc]?"(?:[^"\\]|\\.)*"|'(?:[^'\\\n]|\\[^\n]{1,8}?)'"##
     ))
     .expect("a pattern");
     token.replace_all(source, " ").into_owned()
@@ -374,7 +372,8 @@ fn project_files() -> Vec<(String, String)> {
 }
 
 fn collect_files(root: &Path, folder: &Path, found: &mut Vec<(String, String)>) {
-    let skipped = ["target", "node_modules", "corpus", "golden", "vectors", "conformance", "changelog.d"];
+    let skipped =
+        ["target", "node_modules", "corpus", "golden", "vectors", "conformance", "changelog.d"];
     let known = ["rs", "java", "go", "js", "proto", "md"];
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder).expect("a folder").map(|it| it.expect("an entry").path()).collect();
