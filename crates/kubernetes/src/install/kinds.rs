@@ -73,7 +73,7 @@ fn definition(kind: &Kind) -> Value {
             ("kind", json!({"type": "string"})),
             ("metadata", json!({"type": "object"})),
             ("spec!", (kind.spec)()),
-            ("status", about(status, "What the control plane says of it.")),
+            ("status", about(status, "Status of the object, written by the control plane.")),
         ]),
         kind.description,
     );
@@ -155,7 +155,7 @@ fn target_refs() -> Value {
         ("namespace", super::schema::label()),
         ("port", super::schema::port()),
     ]);
-    let description = "The services that it is about, of its own namespace.";
+    let description = "Target services, in the namespace of the policy.";
     about(super::schema::some(target, 16), description)
 }
 
@@ -172,7 +172,7 @@ const KINDS: &[Kind] = &[
         plural: "meshconfigs",
         short: "lmc",
         scope: Scope::Cluster,
-        description: "Settings of the whole mesh; there is one.",
+        description: "Mesh-wide settings; a mesh has one MeshConfig.",
         spec: mesh::mesh_config,
     },
     Kind {
@@ -180,7 +180,7 @@ const KINDS: &[Kind] = &[
         plural: "accesspolicies",
         short: "lap",
         scope: Scope::Namespaced,
-        description: "Who may do what, and who may not.",
+        description: "Allow and deny rules for requests and connections.",
         spec: policies::access_policy,
     },
     Kind {
@@ -188,7 +188,7 @@ const KINDS: &[Kind] = &[
         plural: "outlierremovals",
         short: "lor",
         scope: Scope::Namespaced,
-        description: "When an endpoint is left out for a while.",
+        description: "Outlier detection and health checks for the endpoints of a service.",
         spec: policies::outlier_removal,
     },
     Kind {
@@ -196,7 +196,7 @@ const KINDS: &[Kind] = &[
         plural: "sermantremovals",
         short: "lsr",
         scope: Scope::Namespaced,
-        description: "When an endpoint is left out, as Sermant's configuration has it.",
+        description: "Outlier detection in the format of Sermant.",
         spec: policies::sermant_removal,
     },
     Kind {
@@ -204,7 +204,7 @@ const KINDS: &[Kind] = &[
         plural: "circuitbreakers",
         short: "lcb",
         scope: Scope::Namespaced,
-        description: "How much may be under way to a service, and when nothing is sent.",
+        description: "Circuit breaker and concurrency limits for requests to a service.",
         spec: policies::circuit_breaker,
     },
     Kind {
@@ -212,7 +212,7 @@ const KINDS: &[Kind] = &[
         plural: "ratelimits",
         short: "lrl",
         scope: Scope::Namespaced,
-        description: "How much may come in at a service in a time.",
+        description: "Rate and concurrency limits of a service.",
         spec: policies::rate_limit,
     },
     Kind {
@@ -220,7 +220,7 @@ const KINDS: &[Kind] = &[
         plural: "faultinjections",
         short: "lfi",
         scope: Scope::Namespaced,
-        description: "Requests that wait, or are answered with an error, on purpose.",
+        description: "Injection of delays and errors.",
         spec: policies::fault_injection,
     },
     Kind {
@@ -228,7 +228,7 @@ const KINDS: &[Kind] = &[
         plural: "loadbalancings",
         short: "llb",
         scope: Scope::Namespaced,
-        description: "How an endpoint of a service is chosen.",
+        description: "Load-balancing algorithm for the endpoints of a service.",
         spec: policies::load_balancing,
     },
     Kind {
@@ -236,7 +236,7 @@ const KINDS: &[Kind] = &[
         plural: "hedgings",
         short: "lhg",
         scope: Scope::Namespaced,
-        description: "When a request is sent to a second endpoint.",
+        description: "Hedging: delay before a request is also sent to a second endpoint.",
         spec: policies::hedging,
     },
     Kind {
@@ -244,7 +244,7 @@ const KINDS: &[Kind] = &[
         plural: "externalauthorizations",
         short: "lea",
         scope: Scope::Namespaced,
-        description: "Requests that a service is asked about before they come in.",
+        description: "Requests that an external authorization service checks.",
         spec: policies::external_authorization,
     },
     Kind {
@@ -252,7 +252,7 @@ const KINDS: &[Kind] = &[
         plural: "jwtvalidations",
         short: "ljv",
         scope: Scope::Namespaced,
-        description: "JSON web tokens that requests may, or must, show.",
+        description: "Optional or required JSON web tokens of requests.",
         spec: policies::jwt_validation,
     },
     Kind {
@@ -260,7 +260,7 @@ const KINDS: &[Kind] = &[
         plural: "tagroutes",
         short: "ltr",
         scope: Scope::Namespaced,
-        description: "Which instances of a service take which requests.",
+        description: "Routing of requests to instances of a service by tags.",
         spec: tags::tag_route,
     },
     Kind {
@@ -268,7 +268,7 @@ const KINDS: &[Kind] = &[
         plural: "lanes",
         short: "lln",
         scope: Scope::Namespaced,
-        description: "What requests are marked with at the entrance of a service.",
+        description: "Headers that mark requests on arrival at a service.",
         spec: tags::lane,
     },
     Kind {
@@ -276,7 +276,7 @@ const KINDS: &[Kind] = &[
         plural: "sermantrouterules",
         short: "lsrr",
         scope: Scope::Namespaced,
-        description: "Tag rules as Sermant publishes them.",
+        description: "Tag rules in the format of Sermant.",
         spec: tags::sermant_route_rule,
     },
 ];

@@ -14,31 +14,40 @@ pub(super) fn mesh_config() -> Value {
     let zipkin = object([("endpoint!", text(2048))]);
     let export = unless(
         object([("otlp", otlp()), ("zipkin", zipkin)]),
-        &[("has(self.otlp) != has(self.zipkin)", "give one of otlp and zipkin")],
+        &[("has(self.otlp) != has(self.zipkin)", "set exactly one of otlp and zipkin")],
     );
     let tracing = object([
-        ("sampling", about(anything(), "Which share is traced, such as 1%.")),
+        ("sampling", about(anything(), "Share of requests that are traced, such as 1%.")),
         ("errors", boolean()),
         ("propagation", text(32)),
         ("export!", export),
     ]);
     let access_log = object([
-        ("sampling", about(anything(), "Which share is logged, such as 1%.")),
+        ("sampling", about(anything(), "Share of requests that are logged, such as 1%.")),
         ("errors", boolean()),
         ("template", text(4096)),
         (
             "export",
-            about(object([("otlp!", otlp())]), "Where lines go, if not to standard output."),
+            about(
+                object([("otlp!", otlp())]),
+                "Destination of log entries; standard output when absent.",
+            ),
         ),
     ]);
-    let interval = about(duration(), "How often, such as 15s; 60s when absent.");
+    let interval = about(duration(), "Interval, such as 15s; 60s when absent.");
     let otlp = object([("endpoint!", text(2048)), protocol(), ("interval", interval)]);
     let metrics = object([("export!", object([("otlp!", otlp)]))]);
     object([
-        ("trustDomain", about(name(), "Who vouches for identities; fixed once the mesh has run.")),
+        (
+            "trustDomain",
+            about(name(), "Trust domain of identities; fixed after the first start of the mesh."),
+        ),
         ("trafficMode", traffic_mode()),
         ("plaintext", plaintext()),
-        ("egress", about(word(&["allow", "deny"]), "Connections to what is not of the mesh.")),
+        (
+            "egress",
+            about(word(&["allow", "deny"]), "Connections to destinations outside the mesh."),
+        ),
         (
             "apiServerEgress",
             about(
@@ -46,29 +55,44 @@ pub(super) fn mesh_config() -> Value {
                 "Connections to the API server of Kubernetes while egress is deny; allow when absent.",
             ),
         ),
-        ("namespaces", about(list(namespace, 1024), "Namespaces that differ from the mesh.")),
-        ("floor", about(floor(), "What namespaces, pods and Workloads cannot weaken.")),
+        (
+            "namespaces",
+            about(
+                list(namespace, 1024),
+                "Settings for single namespaces that differ from those of the mesh.",
+            ),
+        ),
+        (
+            "floor",
+            about(floor(), "Minimum settings that namespaces, pods and Workloads cannot weaken."),
+        ),
         (
             "revoked",
-            about(list(revoked(), 1024), "Accounts and workloads that are members no more."),
+            about(list(revoked(), 1024), "Accounts and workloads with revoked membership."),
         ),
-        ("tracing", about(tracing, "Which requests are traced, and where spans go.")),
-        ("accessLog", about(access_log, "Which requests are logged, and how.")),
-        ("metrics", about(metrics, "Where metrics are pushed, and how often.")),
+        ("tracing", about(tracing, "Tracing: sampling of requests and destination of spans.")),
+        ("accessLog", about(access_log, "Access log: sampling, format and destination.")),
+        ("metrics", about(metrics, "Export of metrics: destination and interval.")),
     ])
 }
 
 fn floor() -> Value {
-    let repositories = about(list(text(255), 64), "The repositories that sidecars come from.");
-    let excepted = about(list(label(), 1024), "Namespaces that it does not apply to.");
+    let repositories = about(list(text(255), 64), "Permitted image repositories of sidecars.");
+    let excepted = about(list(label(), 1024), "Namespaces exempt from the floor.");
     object([
         ("trafficMode", traffic_mode()),
-        ("plaintext", about(word(&["refuse"]), "No client comes in without mutual TLS.")),
+        ("plaintext", about(word(&["refuse"]), "Clients without mutual TLS are rejected.")),
         (
             "injection",
             about(word(&["required"]), "Pods of namespaces with injection cannot opt out."),
         ),
-        ("exclusions", about(word(&["refuse"]), "Annotations exclude nothing from interception.")),
+        (
+            "exclusions",
+            about(
+                word(&["refuse"]),
+                "Annotations that exclude traffic from interception have no effect.",
+            ),
+        ),
         ("sidecarImages", repositories),
         ("exceptNamespaces", excepted),
     ])
@@ -80,18 +104,24 @@ fn revoked() -> Value {
         ("kind!", word(&["ServiceAccount", "Workload", "Pod"])),
         ("name!", name()),
         ("namespace!", label()),
-        ("uid", about(text(64), "Of a pod: this one alone, and not others of its name.")),
+        (
+            "uid",
+            about(
+                text(64),
+                "UID of a pod: limits the entry to this pod, without others of the same name.",
+            ),
+        ),
     ])
 }
 
 fn plaintext() -> Value {
-    about(word(&["refuse", "accept"]), "What becomes of clients without mutual TLS.")
+    about(word(&["refuse", "accept"]), "Handling of clients without mutual TLS.")
 }
 
 fn traffic_mode() -> Value {
     about(
         word(&["permissive", "strict", "audit"]),
-        "Who is let in: every member, only what a policy allows, or every member while what strict \
-         mode would deny is counted.",
+        "Allowed clients. permissive: every member; strict: only clients that a policy allows; \
+         audit: every member, and requests that strict mode would deny are counted.",
     )
 }

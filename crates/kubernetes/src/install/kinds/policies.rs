@@ -17,7 +17,7 @@ pub(super) fn access_policy() -> Value {
         ]),
         &[(
             "has(self.methods) || has(self.path) || has(self.headers)",
-            "says nothing about a request: give methods, path or headers",
+            "has no condition for requests: set methods, path or headers",
         )],
     );
     let claims = with(map(some(text(512), 256), 16), "minProperties", 1.into());
@@ -26,19 +26,24 @@ pub(super) fn access_policy() -> Value {
             ("name", name()),
             ("from", peers()),
             ("requests", some(request.clone(), 256)),
-            ("claims", about(claims.clone(), "What the token of a request must say.")),
+            ("claims", about(claims.clone(), "Required claims of the request's token.")),
             ("ports", some(port(), 256)),
         ])
     };
-    let accounts =
-        about(some(name(), 256), "Whose workloads it is about; all of the namespace when absent.");
+    let accounts = about(
+        some(name(), 256),
+        "Service accounts of the target workloads; all workloads of the namespace when absent.",
+    );
     unless(
         object([
             ("serviceAccounts", accounts),
-            ("deny", about(some(rule(), 256), "What is denied, whatever allows it.")),
-            ("allow", about(some(rule(), 256), "What is allowed in strict mode.")),
+            (
+                "deny",
+                about(some(rule(), 256), "Deny rules, which take precedence over allow rules."),
+            ),
+            ("allow", about(some(rule(), 256), "Allow rules for strict mode.")),
         ]),
-        &[("has(self.deny) || has(self.allow)", "has no rules: give deny or allow")],
+        &[("has(self.deny) || has(self.allow)", "has no rules: set deny or allow")],
     )
 }
 
@@ -58,15 +63,15 @@ pub(super) fn outlier_removal() -> Value {
         ("keepAtLeast", integer(1, COUNT_MAX)),
         ("backOff", back_off),
         ("probes", integer(1, 1000)),
-        ("healthCheck", about(health_check(), "How endpoints are asked whether they are well.")),
+        ("healthCheck", about(health_check(), "Active health checks of endpoints.")),
     ])
 }
 
 fn health_check() -> Value {
-    let path = about(text(1024), "A path, which starts with `/`.");
+    let path = about(text(1024), "Path, beginning with `/`.");
     let one_of = [
-        ("has(self.httpGet) || has(self.grpc)", "asks nothing: give httpGet or grpc"),
-        ("!has(self.httpGet) || !has(self.grpc)", "asks two things: give httpGet or grpc"),
+        ("has(self.httpGet) || has(self.grpc)", "has no probe: set httpGet or grpc"),
+        ("!has(self.httpGet) || !has(self.grpc)", "has two probes: set either httpGet or grpc"),
     ];
     unless(
         object([
@@ -82,7 +87,7 @@ fn health_check() -> Value {
 }
 
 pub(super) fn sermant_removal() -> Value {
-    let config = about(text(65_536), "What stands under Sermant's `sermant.removal.config`.");
+    let config = about(text(65_536), "Content of Sermant's `sermant.removal.config`.");
     object([("compat!", word(&["sermant"])), ("config!", config)])
 }
 
@@ -109,17 +114,17 @@ pub(super) fn circuit_breaker() -> Value {
     unless(
         object([
             ("targetRefs!", target_refs()),
-            ("limits", about(limits, "How much may be under way.")),
+            ("limits", about(limits, "Limits of concurrent connections and requests.")),
             ("connectTimeout", duration()),
-            ("trip", about(trip, "When nothing is sent for a while.")),
-            ("answer", about(answer(), "What is answered instead.")),
+            ("trip", about(trip, "Conditions that open the circuit breaker.")),
+            ("answer", about(answer(), "Response while the circuit breaker is open.")),
         ]),
         &[
             (
                 "has(self.limits) || has(self.connectTimeout) || has(self.trip)",
-                "limits nothing and never trips: give limits, connectTimeout or trip",
+                "has no effect: set limits, connectTimeout or trip",
             ),
-            ("!has(self.answer) || has(self.trip)", "answer is never given without trip"),
+            ("!has(self.answer) || has(self.trip)", "answer requires trip"),
         ],
     )
 }
@@ -134,7 +139,7 @@ pub(super) fn rate_limit() -> Value {
         ("name", name()),
         ("matches", some(request_match(), 256)),
         ("from", peers()),
-        ("each", about(anything(), "`client`, or `{header: NAME}`: each has a bucket of its own.")),
+        ("each", about(anything(), "Key of the buckets: `client` or `{header: NAME}`.")),
         ("buckets", integer(1, 100_000)),
         ("requests!", integer(1, 1_000_000)),
         ("in!", duration()),
@@ -145,23 +150,29 @@ pub(super) fn rate_limit() -> Value {
     let adaptive = object([("least", integer(1, 1_000_000)), ("slowerPercent", integer(1, 1000))]);
     let concurrency = object([
         ("requests!", integer(1, 1_000_000)),
-        ("adaptive", about(adaptive, "Fewer, where the application answers slower than it can.")),
+        (
+            "adaptive",
+            about(
+                adaptive,
+                "Adaptive concurrency: a lower limit while the application's latency is increased.",
+            ),
+        ),
         ("answer", answer()),
     ]);
     let least =
         "!has(self.adaptive) || !has(self.adaptive.least) || self.adaptive.least <= self.requests";
-    let concurrency = unless(concurrency, &[(least, "adaptive.least is more than requests")]);
+    let concurrency = unless(concurrency, &[(least, "adaptive.least must not exceed requests")]);
     unless(
         object([
             ("targetRefs!", target_refs()),
             ("connections", connections),
             ("rules", list(rule, 64)),
-            ("concurrency", about(concurrency, "How many requests may be under way at once.")),
-            ("global", about(global_limit(), "What a rate limit service is asked.")),
+            ("concurrency", about(concurrency, "Limit of concurrent requests.")),
+            ("global", about(global_limit(), "Check requests to a global rate limit service.")),
         ]),
         &[(
             "has(self.connections) || has(self.rules) || has(self.concurrency) || has(self.global)",
-            "limits nothing: give rules, connections, concurrency or global",
+            "has no limits: set rules, connections, concurrency or global",
         )],
     )
 }
@@ -176,7 +187,7 @@ fn global_limit() -> Value {
         ]),
         &[(
             "[has(self.text), has(self.header), has(self.from)].filter(it, it).size() == 1",
-            "must say one thing: text, header or from",
+            "set exactly one of text, header and from",
         )],
     );
     let descriptor = object([
@@ -208,14 +219,20 @@ pub(super) fn external_authorization() -> Value {
     unless(
         object([
             ("targetRefs!", target_refs()),
-            ("service", about(decider_service(), "A service of the mesh that decides.")),
-            ("url", about(text(512), "`http://HOST:PORT`, or `https`: a server that decides.")),
+            ("service", about(decider_service(), "External authorization service in the mesh.")),
+            (
+                "url",
+                about(
+                    text(512),
+                    "External authorization server, `http://HOST:PORT` or `https://HOST:PORT`.",
+                ),
+            ),
             ("timeout", duration()),
             ("onFailure", word(&["deny", "allow"])),
             ("matches", some(request_match(), 256)),
             ("headers", list(text(256), 64)),
             ("context", map(text(4096), 32)),
-            ("body", about(body, "How much of bodies the service is shown; nothing without it.")),
+            ("body", about(body, "Part of the body sent to the service; no body when absent.")),
         ]),
         &[ONE_DECIDER],
     )
@@ -224,23 +241,32 @@ pub(super) fn external_authorization() -> Value {
 pub(super) fn jwt_validation() -> Value {
     let place = unless(
         object([("header", text(256)), ("prefix", text(64)), ("query", text(256))]),
-        &[("has(self.header) != has(self.query)", "must be one place: give header or query")],
+        &[("has(self.header) != has(self.query)", "set exactly one of header and query")],
     );
     let forward = object([("claim!", text(512)), ("header!", text(256))]);
     let jwks = unless(
         object([
-            ("inline", about(text(65_536), "A JWK set, as JSON.")),
-            ("file", about(text(4096), "A file where the control plane is, which it watches.")),
-            ("url", about(text(2048), "A server that the control plane asks for the set.")),
-            ("refresh", about(duration(), "How often it is asked, at the least.")),
+            ("inline", about(text(65_536), "JWK set, as JSON.")),
+            (
+                "file",
+                about(
+                    text(4096),
+                    "Path of a file on the control plane, which watches it for changes.",
+                ),
+            ),
+            ("url", about(text(2048), "URL of a JWKS endpoint, which the control plane queries.")),
+            ("refresh", about(duration(), "Maximum interval between JWKS fetches.")),
         ]),
         &[
             (
                 "(has(self.inline) ? 1 : 0) + (has(self.file) ? 1 : 0) + (has(self.url) ? 1 : 0) == 1",
-                "must be in one place: give inline, file or url",
+                "set exactly one of inline, file and url",
             ),
-            ("!has(self.refresh) || has(self.url)", "refresh is for servers: give url"),
-            ("!has(self.file) || self.file.startsWith('/')", "must begin with / in a cluster"),
+            ("!has(self.refresh) || has(self.url)", "refresh requires url"),
+            (
+                "!has(self.file) || self.file.startsWith('/')",
+                "must be an absolute path in a cluster",
+            ),
         ],
     );
     let issuer = object([
@@ -267,7 +293,7 @@ fn decider_service() -> Value {
 }
 
 const ONE_DECIDER: (&str, &str) =
-    ("has(self.service) != has(self.url)", "must ask somebody: give service or url");
+    ("has(self.service) != has(self.url)", "set exactly one of service and url");
 
 pub(super) fn fault_injection() -> Value {
     let delay = object([("time!", duration()), ("percent", percentage())]);
@@ -279,7 +305,7 @@ pub(super) fn fault_injection() -> Value {
             ("headers", headers()),
             ("percent", percentage()),
         ]),
-        &[("has(self.status) || has(self.grpcStatus)", "has no status: give status or grpcStatus")],
+        &[("has(self.status) || has(self.grpcStatus)", "has no status: set status or grpcStatus")],
     );
     let rule = unless(
         object([
@@ -289,7 +315,7 @@ pub(super) fn fault_injection() -> Value {
             ("delay", delay),
             ("abort", abort),
         ]),
-        &[("has(self.delay) || has(self.abort)", "injects nothing: give delay or abort")],
+        &[("has(self.delay) || has(self.abort)", "injects no fault: set delay or abort")],
     );
     object([("targetRefs!", target_refs()), ("rules!", some(rule, 64))])
 }
@@ -299,7 +325,7 @@ pub(super) fn load_balancing() -> Value {
         object([("header", text(256)), ("cookie", text(256)), ("source", boolean())]),
         &[(
             "[has(self.header), has(self.cookie), has(self.source)].filter(it, it).size() == 1",
-            "must say one thing: header, cookie or source",
+            "set exactly one of header, cookie and source",
         )],
     );
     let warm_up = object([("time!", duration()), ("minPercent", integer(1, 100))]);
@@ -317,13 +343,16 @@ pub(super) fn load_balancing() -> Value {
             (
                 "!has(self.choices) || !has(self.algorithm) \
                  || self.algorithm in ['PeakEwma', 'LeastRequest']",
-                "choices is for PeakEwma and LeastRequest",
+                "choices requires PeakEwma or LeastRequest",
             ),
             (
                 &format!("has(self.key) == ({hashes})"),
-                "key is hashed by RingHash and Maglev, which need one",
+                "key is required for RingHash and Maglev, and not supported for other algorithms",
             ),
-            ("!has(self.key) || !has(self.warmUp)", "warmUp is not for algorithms with a key"),
+            (
+                "!has(self.key) || !has(self.warmUp)",
+                "warmUp is not supported for algorithms with a key",
+            ),
         ],
     )
 }
@@ -342,7 +371,7 @@ fn peers() -> Value {
         object([("namespace", name_pattern()), ("serviceAccount", name_pattern())]),
         &[(
             "has(self.namespace) || has(self.serviceAccount)",
-            "names nobody: give namespace or serviceAccount",
+            "names no client: set namespace or serviceAccount",
         )],
     );
     some(peer, 256)

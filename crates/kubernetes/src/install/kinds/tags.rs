@@ -30,16 +30,19 @@ pub(super) fn tag_route() -> Value {
             ("port", port()),
             ("scope", word(&["namespace", "mesh"])),
             ("otherwise", otherwise()),
-            ("rules", about(list(rule, 16_384), "By request: the first that fits decides.")),
+            ("rules", about(list(rule, 16_384), "Rules by request; the first match applies.")),
             (
                 "sameTag",
-                about(list(preference, 64), "By caller: instances with tags like its own."),
+                about(
+                    list(preference, 64),
+                    "Rules by caller: prefer instances with the same tags as the caller.",
+                ),
             ),
         ]),
         &[
-            ("has(self.service) != has(self.scope)", "give one of service and scope"),
-            ("!has(self.port) || has(self.service)", "port means nothing without service"),
-            ("has(self.rules) || has(self.sameTag)", "says nothing: give rules or sameTag"),
+            ("has(self.service) != has(self.scope)", "set exactly one of service and scope"),
+            ("!has(self.port) || has(self.service)", "port requires service"),
+            ("has(self.rules) || has(self.sameTag)", "has no rules: set rules or sameTag"),
         ],
     )
 }
@@ -59,7 +62,7 @@ pub(super) fn sermant_route_rule() -> Value {
     object([
         ("compat!", word(&["sermant"])),
         ("key!", text(512)),
-        ("rules!", about(anything(), "The text as it is published, or the same as YAML.")),
+        ("rules!", about(anything(), "Published text, or its content as YAML.")),
     ])
 }
 
