@@ -78,7 +78,7 @@ impl SharedAuthority {
             let created = self.secrets.create(&PostParams::default(), &secret_of(&made)).await;
             found = match created {
                 Ok(secret) => {
-                    tracing::info!("the authority is kept in the Secret `{AUTHORITY_SECRET}`");
+                    tracing::info!("the CA is stored in the Secret `{AUTHORITY_SECRET}`");
                     Some(secret)
                 }
                 Err(error) if is_conflict(&error) => {
@@ -209,13 +209,14 @@ impl SharedAuthority {
         let secret = secret_of(&self.synced);
         match self.secrets.create(&PostParams::default(), &secret).await {
             Ok(secret) => {
-                tracing::warn!("the Secret `{AUTHORITY_SECRET}` was deleted, and is created again");
+                tracing::warn!("the Secret `{AUTHORITY_SECRET}` was deleted; creating it again");
                 self.secret = Some(secret);
             }
             // Another control plane was faster.
             Err(error) if is_conflict(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}` was deleted, and cannot be created again");
+                tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}` was deleted and cannot be \
+                                         created again");
             }
         }
     }
@@ -240,7 +241,7 @@ impl SharedAuthority {
         // The request names the resource version that it replaces.
         match self.secrets.replace(&AUTHORITY_NAME, &PostParams::default(), &secret).await {
             Ok(secret) => {
-                tracing::info!("the authority was changed here: the Secret has it too");
+                tracing::info!("the local CA was changed; the Secret is updated");
                 self.secret = Some(secret);
                 self.synced = there;
                 self.changed = None;
@@ -248,11 +249,12 @@ impl SharedAuthority {
             }
             Err(error) if is_conflict(&error) => {
                 tracing::warn!(
-                    "the authority was changed here and in the Secret: the Secret takes precedence"
+                    "the CA was changed both locally and in the Secret; the Secret takes precedence"
                 );
             }
             Err(error) => {
-                tracing::error!(%error, "the authority was changed here, and the Secret `{AUTHORITY_SECRET}` is not");
+                tracing::error!(%error, "the local CA was changed, but the Secret \
+                                         `{AUTHORITY_SECRET}` cannot be updated");
             }
         }
     }
@@ -271,7 +273,8 @@ impl SharedAuthority {
         match self.maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
             Ok(_) => self.told = Some(roots),
             Err(error) => {
-                tracing::warn!(%error, "the roots are not written to the ConfigMap `{ROOTS_CONFIG_MAP}`");
+                tracing::warn!(%error, "cannot write the roots to the ConfigMap \
+                                        `{ROOTS_CONFIG_MAP}`");
             }
         }
     }

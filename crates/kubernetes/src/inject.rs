@@ -181,8 +181,8 @@ pub enum Skip {
 impl fmt::Display for Skip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotAsked => "nobody asked for a sidecar",
-            Self::Disabled => "it wants no sidecar",
+            Self::NotAsked => "injection is not enabled",
+            Self::Disabled => "injection is disabled",
             Self::Ignored => "its namespace is ignored",
             Self::SystemNamespace => "its namespace is one of the cluster or of the control plane",
             Self::HostNetwork => "it uses the network of its node",
@@ -281,7 +281,7 @@ fn warnings_of_marks(pod: &Value) -> Vec<String> {
     let of = |list: &'static str| {
         let keys = pod["metadata"][list].as_object().into_iter().flat_map(Map::keys);
         unknown_marks(keys)
-            .map(move |(key, hint)| format!("{list}: {key} has no meaning here; {hint}"))
+            .map(move |(key, hint)| format!("{list}: {key} is not supported; {hint}"))
     };
     of("labels").chain(of("annotations")).take(UNKNOWN_MARKS_MAX).collect()
 }

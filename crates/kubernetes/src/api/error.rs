@@ -30,7 +30,7 @@ pub enum ApiError {
         message: String,
     },
     /// The response is not an object of the expected kind.
-    #[error("the API server's answer cannot be decoded: {0}")]
+    #[error("the API server's response cannot be decoded: {0}")]
     Undecodable(String),
     /// The request failed in the client or in transport.
     #[error("{0}")]
@@ -68,10 +68,10 @@ impl ApiError {
         let is_status =
             status.status == Some(StatusSummary::Failure) && status.reason != RECONSTRUCTED;
         let message = match (is_status, status.message.as_str()) {
-            (true, "") => format!("the API server answers {code}"),
+            (true, "") => format!("the API server returned {code}"),
             (true, message) => escaped(message),
             (false, _) => {
-                format!("the API server answers {code}, with a body that is not a Status")
+                format!("the API server returned {code} with a body that is not a Status")
             }
         };
         Self::Rejected { code, message }
@@ -160,7 +160,7 @@ mod tests {
         };
         let text = |message: &str| ApiError::rejected(&status(message)).to_string();
         assert_eq!(text("pods \"a\" not found"), "pods \"a\" not found");
-        assert_eq!(text(""), "the API server answers 404");
+        assert_eq!(text(""), "the API server returned 404");
         assert_eq!(text("a\nINFO b\u{1b}[0m"), "a\\nINFO b\\u{1b}[0m");
         assert!(text(&"a".repeat(100_000)).len() < 1100);
     }

@@ -68,14 +68,14 @@ impl NamespaceName {
 pub enum InvalidPathName {
     /// The text is not the name of an object.
     #[error(
-        "`{0}` is not the name of an object: use 1 to 253 lower-case letters, digits, `-` or `.`, starting and \
-         ending with a letter or digit"
+        "`{0}` is not a valid object name: use 1 to 253 lower-case letters, digits, `-` or `.`, \
+         starting and ending with a letter or digit"
     )]
     Object(String),
     /// The text is not the name of a namespace.
     #[error(
-        "`{0}` is not the name of a namespace: use 1 to 63 lower-case letters, digits or `-`, starting and \
-         ending with a letter or digit"
+        "`{0}` is not a valid namespace name: use 1 to 63 lower-case letters, digits or `-`, \
+         starting and ending with a letter or digit"
     )]
     Namespace(String),
     /// The text is not the name of a kind, a group or a version.

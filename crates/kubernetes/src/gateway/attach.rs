@@ -59,7 +59,7 @@ pub(super) fn attach(
         .collect();
     if allowed.is_empty() {
         let message = format!(
-            "no listener of the Gateway {} takes {}s of the namespace {}",
+            "no listener of the Gateway {} accepts {}s of the namespace {}",
             gateway.name, route.kind, route.id.namespace
         );
         return Err(Reason::new("NotAllowedByListeners", message));
@@ -71,7 +71,7 @@ pub(super) fn attach(
         .collect();
     if attached.is_empty() {
         let message =
-            format!("no listener of the Gateway {} has any of its host names", gateway.name);
+            format!("no listener of the Gateway {} matches a host name of the route", gateway.name);
         return Err(Reason::new("NoMatchingListenerHostname", message));
     }
     Ok(attached)

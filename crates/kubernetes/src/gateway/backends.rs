@@ -19,8 +19,10 @@ pub(crate) type Lookup<'a> = &'a dyn Fn(&ServiceName) -> Option<&'a Service>;
 
 pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &GoodRoute) -> Led {
     let mut unresolved = good.strange.first().map(|strange| {
-        let message =
-            format!("rule {}: {} is no backend: use a Service", strange.rule, strange.kind);
+        let message = format!(
+            "rule {}: {} is not supported as a backend: use a Service",
+            strange.rule, strange.kind
+        );
         Reason::new("InvalidKind", message)
     });
     let strange = |rule: usize| -> u32 {
@@ -75,13 +77,15 @@ fn missing(
         return Some(Reason::new("RefNotPermitted", message));
     }
     let Some(known) = services(service) else {
-        let message = format!("there is no Service {service} with endpoints in the cluster");
+        let message =
+            format!("the Service {service} does not exist or has no endpoints in the cluster");
         return Some(Reason::new("BackendNotFound", message));
     };
     if let Some(policy) = facts.encrypts(&id) {
         // The gateway would connect in plaintext although the owner of the service requires TLS.
         let message = format!(
-            "the BackendTLSPolicy {} wants TLS to {service}, which gateways do not speak to backends",
+            "the BackendTLSPolicy {} requires TLS to {service}, which gateways do not support for \
+             backends",
             policy.name
         );
         return Some(Reason::new("UnsupportedProtocol", message));

@@ -17,14 +17,14 @@ pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
     let certificates: Result<Vec<_>, _> =
         CertificateDer::pem_slice_iter(chain.as_bytes()).collect();
     let certificates =
-        certificates.map_err(|_| "its tls.crt is no PEM with certificates".to_owned())?;
+        certificates.map_err(|_| "its tls.crt is not PEM with certificates".to_owned())?;
     if certificates.is_empty() {
         return Err("its tls.crt has no certificate".to_owned());
     }
     let private = PrivateKeyDer::from_pem_slice(key.as_bytes())
-        .map_err(|_| "its tls.key is no PEM with a private key".to_owned())?;
+        .map_err(|_| "its tls.key is not PEM with a private key".to_owned())?;
     CertifiedKey::from_der(certificates, private, &aws_lc_rs::default_provider())
-        .map_err(|error| format!("its certificate and key do not go together: {error}"))?;
+        .map_err(|error| format!("its certificate and key do not match: {error}"))?;
     Ok(GatewayCertificate { chain, key })
 }
 
@@ -34,7 +34,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     if bytes.0.len() > BYTES_MAX {
         return Err(format!("its {key} has more than {BYTES_MAX} bytes"));
     }
-    String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {key} is no text"))
+    String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {key} is not text"))
 }
 
 /// More than the longest chains need. Every configuration snapshot of the gateway contains it.
@@ -66,9 +66,9 @@ mod tests {
         let good = read(&chain, &key).unwrap();
         assert_eq!((good.chain, good.key), (chain.clone(), key.clone()));
         for (chain, key, why) in [
-            (chain.as_str(), other.as_str(), "do not go together"),
+            (chain.as_str(), other.as_str(), "do not match"),
             ("Hello world", "Hello world", "no certificate"),
-            (chain.as_str(), "Hello world", "no PEM with a private key"),
+            (chain.as_str(), "Hello world", "not PEM with a private key"),
             (key.as_str(), key.as_str(), "no certificate"),
         ] {
             let refusal = read(chain, key).unwrap_err();

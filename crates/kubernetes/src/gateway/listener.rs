@@ -113,16 +113,16 @@ fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
     if let Some(field) = unknown_field(listener)
         && refusal.is_none()
     {
-        let message = format!("{field} is not known, and would not be enforced: remove it");
+        let message = format!("{field} is unknown and would not be enforced: remove it");
         refusal = Some(Reason::new("UnsupportedValue", message));
     }
     if listener.port == HEALTH_PORT && speaks.is_some() {
-        let message = format!("the kubelet asks at port {HEALTH_PORT}: use another");
+        let message = format!("port {HEALTH_PORT} is reserved for health checks: use another");
         refusal = Some(Reason::new("PortUnavailable", message));
     }
     let name = Name::new(&listener.name).ok();
     if name.is_none() {
-        refusal = Some(Reason::new("UnsupportedValue", "its name is none"));
+        refusal = Some(Reason::new("UnsupportedValue", "its name is invalid"));
     }
     let written = listener.hostname.as_deref().filter(|text| !text.is_empty());
     // TCP listeners have no host name.
@@ -143,7 +143,7 @@ fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
             }
         }
         if certificates.is_empty() && unresolved.is_none() {
-            let message = "it names no certificate";
+            let message = "it references no certificate: add tls.certificateRefs";
             unresolved = Some(Reason::new("InvalidCertificateRef", message));
         }
     }
@@ -185,9 +185,10 @@ fn spoken(listener: &Listener) -> (Option<Speaks>, Option<Reason>) {
         ("HTTP", _) => (Some(Speaks::Http), None),
         ("TCP", _) => (Some(Speaks::Tcp), None),
         ("HTTPS", "Terminate") => (Some(Speaks::Https), None),
-        ("HTTPS", mode) => {
-            (Some(Speaks::Https), unsupported(format!("tls.mode {mode} is not for HTTPS")))
-        }
+        ("HTTPS", mode) => (
+            Some(Speaks::Https),
+            unsupported(format!("tls.mode {mode} is not supported for HTTPS")),
+        ),
         ("TLS", "Passthrough") => (Some(Speaks::Passthrough), None),
         ("TLS", mode) => {
             let message = format!("tls.mode {mode} is not supported for TLS: use Passthrough");
@@ -220,7 +221,10 @@ fn kinds(listener: &Listener, speaks: Option<Speaks>) -> (Vec<&'static str>, Opt
             Some(known) if !kinds.contains(known) => kinds.push(*known),
             Some(_) => {}
             None => {
-                let message = format!("{} of {group} are no routes for it", kind.kind);
+                let message = format!(
+                    "routes of the kind {} of {group} are not supported by the listener's protocol",
+                    kind.kind
+                );
                 strange = Some(Reason::new("InvalidRouteKinds", message));
             }
         }
@@ -231,7 +235,7 @@ fn kinds(listener: &Listener, speaks: Option<Speaks>) -> (Vec<&'static str>, Opt
 fn found(facts: &Facts, id: &Id, wanted: &CertificateRef) -> Result<GatewayCertificate, Reason> {
     let invalid = |message: String| Reason::new("InvalidCertificateRef", message);
     let secret =
-        secret_of(id, wanted).ok_or_else(|| invalid(format!("{} is no Secret", wanted.name)))?;
+        secret_of(id, wanted).ok_or_else(|| invalid(format!("{} is not a Secret", wanted.name)))?;
     let Id { namespace, name } = &secret;
     if !facts.permits(("Gateway", &id.namespace), ("Secret", &secret)) {
         let message = format!(
@@ -244,7 +248,7 @@ fn found(facts: &Facts, id: &Id, wanted: &CertificateRef) -> Result<GatewayCerti
         Some(Ok(certificate)) => Ok(certificate.clone()),
         Some(Err(why)) => Err(invalid(format!("the Secret {namespace}/{name}: {why}"))),
         None => Err(invalid(format!(
-            "there is no Secret {namespace}/{name} of type kubernetes.io/tls that can be read"
+            "there is no readable Secret {namespace}/{name} of type kubernetes.io/tls"
         ))),
     }
 }

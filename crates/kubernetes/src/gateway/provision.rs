@@ -152,7 +152,9 @@ async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), Str
     let mut parameters = PatchParams::apply(FIELD_MANAGER);
     if let Some(known) = api.get_opt(&name).await.map_err(failed)? {
         if !is_of(wish, &known.metadata) {
-            return Err(format!("{object} belongs to somebody else: rename it, or the Gateway"));
+            return Err(format!(
+                "{object} exists and is not managed by Leno: rename it, or the Gateway"
+            ));
         }
         manifest["metadata"]["uid"] = known.metadata.uid.into();
         parameters = parameters.force();

@@ -172,10 +172,10 @@ fn classes(facts: &Facts) -> BTreeMap<String, (i64, Vec<Condition>)> {
         let accepted = match class.has_parameters {
             true => {
                 let message =
-                    format!("there are no parameters: use the annotation {}", SERVICE_TYPE);
+                    format!("parameters are not supported: use the annotation {}", SERVICE_TYPE);
                 Reason::new("InvalidParameters", message).unmet("Accepted")
             }
-            false => met("Accepted", "Accepted", "its gateways are served"),
+            false => met("Accepted", "Accepted", "the GatewayClass is accepted"),
         };
         (name.clone(), (class.generation, vec![accepted]))
     });
@@ -201,7 +201,7 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
         if let Some((_, account)) = &named
             && !names.insert((&id.namespace, object_name(account)))
         {
-            let message = "an older Gateway has a name that begins as this one does: use another";
+            let message = "the name has the same prefix as that of an older Gateway: use another";
             refusal.get_or_insert(Reason::new("Invalid", message));
         }
         let listeners = judge(facts, id, &gateway.spec.listeners);
@@ -219,38 +219,40 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
 fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
-        let message =
-            format!("parametersRef: there are no parameters; use the annotation {}", SERVICE_TYPE);
+        let message = format!(
+            "parametersRef: parameters are not supported; use the annotation {}",
+            SERVICE_TYPE
+        );
         return Some(Reason::new("InvalidParameters", message));
     }
     if let Some(part) = spec.tls.as_ref().and_then(Value::as_object).and_then(|it| it.keys().next())
     {
         let message =
-            format!("spec.tls.{part} is not supported, and would not be enforced: remove it");
+            format!("spec.tls.{part} is not supported and would not be enforced: remove it");
         return Some(Reason::new("Invalid", message));
     }
     let rests = [("", &spec.rest), ("infrastructure.", &spec.infrastructure.rest)];
     let mut strange = rests.into_iter().filter_map(|(at, rest)| Some((at, unknown(rest)?)));
     if let Some((at, field)) = strange.next() {
-        let message =
-            format!("spec.{at}{field} is not known, and would not be enforced: remove it");
+        let message = format!("spec.{at}{field} is unknown and would not be enforced: remove it");
         return Some(Reason::new("Invalid", message));
     }
     let Infrastructure { labels, annotations, .. } = &spec.infrastructure;
     let reserved = labels.keys().find(|key| is_below(key, &PREFIXES) || is_below(key, &DOMAINS));
     if let Some(key) = reserved.or_else(|| annotations.keys().find(|key| is_below(key, &PREFIXES)))
     {
-        let message = format!("spec.infrastructure: {key} is not for users: remove it");
+        let message = format!("spec.infrastructure: {key} is reserved: remove it");
         return Some(Reason::new("InvalidParameters", message));
     }
     let unsupported =
         |it: &&Address| it.kind != "IPAddress" && !(it.kind == "Hostname" && it.value.is_empty());
     if let Some(address) = spec.addresses.iter().find(unsupported) {
-        let message = format!("an address of type {} cannot be had: use IPAddress", address.kind);
+        let message =
+            format!("addresses of type {} are not supported: use IPAddress", address.kind);
         return Some(Reason::new("UnsupportedAddress", message));
     }
     let is_label = id.name.len() <= LABEL_BYTES_MAX;
-    let long = || Reason::new("Invalid", "its name is longer than 63 bytes, as no label may be");
+    let long = || Reason::new("Invalid", "its name exceeds 63 bytes, the limit of a label");
     (!is_label).then(long)
 }
 
@@ -260,8 +262,10 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
     let known = SERVICE_TYPES.iter().find(|known| *known == written);
     known.copied().ok_or_else(|| {
         let annotation = SERVICE_TYPE;
-        let message =
-            format!("{annotation}: {written:?} is none; use {}", SERVICE_TYPES.join(" or "));
+        let message = format!(
+            "{annotation}: {written:?} is not a supported Service type; use {}",
+            SERVICE_TYPES.join(" or ")
+        );
         Reason::new("InvalidParameters", message)
     })
 }
@@ -277,9 +281,9 @@ fn parents(
 ) -> Vec<ParentSaid> {
     let resolved = match led {
         Some(Led { unresolved: Some(reason), .. }) => reason.unmet("ResolvedRefs"),
-        Some(_) => met("ResolvedRefs", "ResolvedRefs", "every backend is there"),
+        Some(_) => met("ResolvedRefs", "ResolvedRefs", "all backends exist"),
         None => {
-            let message = "the route is not read".to_owned();
+            let message = "the references of the route have not been checked".to_owned();
             Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
         }
     };
@@ -338,14 +342,14 @@ fn judged(
         (Some(refusal), _) => Reason::new("UnsupportedValue", refusal.clone()).unmet("Accepted"),
         (None, Some(Err(reason))) => reason.unmet("Accepted"),
         (None, Some(Ok(attached))) if !is_any(sides, gateway, attached, Judged::is_accepted) => {
-            let message = "neither its gateway nor any listener that it fits is accepted";
+            let message = "neither its gateway nor any matching listener is accepted";
             Reason::new("ListenersNotAccepted", message).unmet("Accepted")
         }
         (None, _) => met("Accepted", "Accepted", "in force"),
     };
     let programmed = match outcome {
         Some(Ok(attached)) if !is_any(sides, gateway, attached, Judged::is_served) => {
-            Reason::new("Invalid", "no listener that it fits is served").unmet("Programmed")
+            Reason::new("Invalid", "no matching listener is programmed").unmet("Programmed")
         }
         _ => Condition::programmed(&accepted, "it is served"),
     };
@@ -373,7 +377,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
         Some(reason) => reason.unmet("Accepted"),
         None => {
             let well = side.listeners.iter().filter(|judged| judged.is_accepted()).count();
-            let message = format!("{well} of {} listeners are taken", side.listeners.len());
+            let message = format!("{well} of {} listeners are accepted", side.listeners.len());
             match (well, side.listeners.len()) {
                 (0, _) => Reason::new("ListenersNotValid", message).unmet("Accepted"),
                 (well, all) if well < all => met("Accepted", "ListenersNotValid", &message),
@@ -385,7 +389,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
     let object = side.object();
     let runs = facts.deployments.get(&object).copied().unwrap_or_default();
     let obstacle = if serves_nothing {
-        Some(Reason::new("Invalid", "nothing of it can be served"))
+        Some(Reason::new("Invalid", "no listener can be served"))
     } else if !runs {
         Some(Reason::new("Pending", format!("no pod of the Deployment {} is ready", object.name)))
     } else {
@@ -418,17 +422,16 @@ fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
         there.retain(|address| wanted.iter().any(|it| is_same(it, address)));
         if there.len() < wanted.len() {
             let message =
-                format!("{} of {} wanted addresses can be used", there.len(), wanted.len());
+                format!("{} of {} requested addresses can be used", there.len(), wanted.len());
             return (there, Some(Reason::new("AddressNotUsable", message)));
         }
     }
     there.truncate(ADDRESSES_MAX);
     let missing = there.is_empty().then(|| {
         let message = format!(
-            "the Service {} has no address yet; where there is no load balancer, use the annotation \
-             {}: ClusterIP",
-            object.name,
-            SERVICE_TYPE
+            "the Service {} has no address yet; without a load balancer, use the annotation {}: \
+             ClusterIP",
+            object.name, SERVICE_TYPE
         );
         Reason::new("AddressNotAssigned", message)
     });

@@ -43,18 +43,20 @@ impl ListenerSaid {
         let blocked = judged.conflict.as_ref().or(judged.refusal.as_ref());
         let accepted = match blocked {
             Some(reason) => reason.unmet("Accepted"),
-            None => met("Accepted", "Accepted", "it is taken"),
+            None => met("Accepted", "Accepted", "the listener is accepted"),
         };
         let conflicted = match &judged.conflict {
             Some(reason) => Condition { status: "True", ..reason.unmet("Conflicted") },
-            None => Reason::new("NoConflicts", "no other is in its way").unmet("Conflicted"),
+            None => Reason::new("NoConflicts", "no conflicting listeners").unmet("Conflicted"),
         };
         let resolved = match &judged.unresolved {
             Some(reason) => reason.unmet("ResolvedRefs"),
-            None => met("ResolvedRefs", "ResolvedRefs", "what it refers to is there"),
+            None => met("ResolvedRefs", "ResolvedRefs", "all references are resolved"),
         };
         let programmed = match (judged.is_served(), programmed) {
-            (false, _) => Reason::new("Invalid", "it is not served").unmet("Programmed"),
+            (false, _) => {
+                Reason::new("Invalid", "the listener is not programmed").unmet("Programmed")
+            }
             (true, false) => gateway_awaited(),
             (true, true) => met("Programmed", "Programmed", "it is served"),
         };
@@ -78,7 +80,7 @@ impl ListenerSaid {
 
 /// Creates the condition of a listener or route that waits for its gateway.
 pub(super) fn gateway_awaited() -> Condition {
-    Reason::new("Pending", "its gateway is not there yet").unmet("Programmed")
+    Reason::new("Pending", "its gateway is not programmed yet").unmet("Programmed")
 }
 
 /// Creates a condition with status `True`.

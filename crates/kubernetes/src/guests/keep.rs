@@ -153,7 +153,7 @@ impl Keeper {
             Err(error) => return self.put_off(name, Trouble::Told(error.to_string())),
         };
         let api: ObjectApi<Secret> = ObjectApi::namespaced(self.client.clone(), &namespace);
-        let late = || Trouble::Passing("the API server does not answer in time".to_owned());
+        let late = || Trouble::Passing("the API server did not respond in time".to_owned());
         if !kept.is_wanted {
             let removed = timeout(ANSWER_MAX, remove(&api, &kept.wish)).await;
             match removed.unwrap_or_else(|_| Err(late())) {
@@ -276,7 +276,9 @@ async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<
         }
         // An admission controller changed the object.
         Finding::Due | Finding::Foreign => Err(Trouble::Told(
-            "the API server keeps something else; see what changes Secrets".to_owned(),
+            "the API server stored a different object; check admission webhooks that change \
+             Secrets"
+                .to_owned(),
         )),
     }
 }
@@ -314,8 +316,7 @@ fn trouble(error: &ApiError) -> Trouble {
 fn foreign(wish: &GuestWish) -> String {
     let (secret, owner) = (&wish.id.secret, &wish.owner);
     format!(
-        "{secret} is there already and was not made for the {owner}; delete that Secret, or \
-         name another"
+        "{secret} exists and was not created for the {owner}; delete that Secret, or name another"
     )
 }
 

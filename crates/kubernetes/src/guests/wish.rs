@@ -111,7 +111,7 @@ pub(crate) fn judge(
     let mut secrets: BTreeMap<SecretName, String> = BTreeMap::new();
     for wish in able {
         let refusal = if judged.wishes.wanted.len() == GUESTS_MAX {
-            Some(format!("spec: there are {GUESTS_MAX} of them already; remove some"))
+            Some(format!("spec: the limit of {GUESTS_MAX} is exceeded; remove some"))
         } else {
             taken(&wish, &secrets).or_else(|| contested(&wish, &claims))
         };
@@ -139,20 +139,22 @@ fn refusal(wish: &GuestWish, grants: &Grants, trust_domain: &TrustDomain) -> Opt
     if grants.own.as_ref() == Some(namespace) {
         let field = wish.field("secret.namespace");
         return Some(format!(
-            "{field}: {namespace} is that of {CONTROL}, with the authority of the mesh; use another"
+            "{field}: {namespace} is the namespace of {CONTROL}, with the authority of the mesh; \
+             use another"
         ));
     }
     if !grants.namespaces.contains(namespace) {
         let field = wish.field("secret.namespace");
         return Some(format!(
             "{field}: the control plane may not write Secrets in {namespace}; install it with \
-             `--access-certs {namespace}` beside the namespaces that it has (with Helm: `accessCerts`)"
+             `--access-certs {namespace}` in addition to its current namespaces (with Helm: \
+             `accessCerts`)"
         ));
     }
     wish.names.iter().enumerate().find_map(|(index, name)| {
         let why = check_subject(name, wish.sponsor(), trust_domain).err()?;
         let field = wish.field(&format!("subjectAltNames[{index}]"));
-        Some(format!("{field}: `{name}` {why}; use a name that is not of the mesh"))
+        Some(format!("{field}: `{name}` {why}; use a name outside the mesh"))
     })
 }
 
@@ -174,7 +176,7 @@ fn taken(wish: &GuestWish, secrets: &BTreeMap<SecretName, String>) -> Option<Str
     let secret = &wish.id.secret;
     let other = secrets.get(secret)?;
     let field = wish.field("secret");
-    Some(format!("{field}: {other} is older, and has {secret}; name another Secret"))
+    Some(format!("{field}: {other} is older and uses {secret}; name another Secret"))
 }
 
 /// Returns the reason that a request is rejected because of a contested name. If age decided, an edit of an old
@@ -187,7 +189,8 @@ fn contested(wish: &GuestWish, claims: &BTreeMap<Name, BTreeSet<Name>>) -> Optio
         (!others.is_empty()).then(|| {
             let others = others.join(", ");
             format!(
-                "{field}: {name} is wanted in {others} too, and given to nobody; use another name"
+                "{field}: {name} is also requested in {others}, and issued to no AccessCert; use \
+                 another name"
             )
         })
     })
@@ -259,8 +262,7 @@ mod tests {
             refused,
             [
                 "spec.subjectAltNames[0]: `nginx.ingress.cluster.local` is the name of an account of \
-              another namespace: here it ends in `.shop.cluster.local`; use a name that is not of \
-              the mesh"
+              another namespace: here it ends in `.shop.cluster.local`; use a name outside the mesh"
             ]
         );
     }
@@ -273,7 +275,7 @@ mod tests {
         ];
         assert_eq!(
             refusals(both),
-            ["spec.secret: AccessCert shop/a-1 is older, and has shop/a; name another Secret"]
+            ["spec.secret: AccessCert shop/a-1 is older and uses shop/a; name another Secret"]
         );
         let both = vec![
             wish(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
@@ -287,7 +289,8 @@ mod tests {
         assert_eq!(left, ["u-1", "u-2", "u-4"]);
         assert_eq!(
             judged.refused["u-2"],
-            "spec.subjectAltNames[1]: a.example is wanted in shop too, and given to nobody; use another name"
+            "spec.subjectAltNames[1]: a.example is also requested in shop, and issued to no \
+             AccessCert; use another name"
         );
         assert_eq!(judged.wishes.wanted[0].owner.uid, "u-3");
         let own = vec![

@@ -46,8 +46,9 @@ pub enum InjectError {
     LookUps,
     /// A container that uses the user ID of the sidecar, so that redirection cannot tell them apart.
     #[error(
-        "container {container} runs as user {uid}, which is the sidecar's: its connections would go \
-         around the mesh; use another `runAsUser`, or annotate the pod `leno.dev/injection: disabled`"
+        "container {container} runs as user {uid}, which is the sidecar's: its connections would \
+         bypass the mesh; use another `runAsUser`, or annotate the pod `leno.dev/injection: \
+         disabled`"
     )]
     SidecarUser {
         /// The container.
@@ -57,9 +58,10 @@ pub enum InjectError {
     },
     /// The floor of the mesh requires a sidecar, and a container only imitates its name.
     #[error(
-        "container {container} ({field}) has the name of the sidecar and runs {image}, which is no image of the \
-         sidecar, and spec.floor.injection of the MeshConfig requires a sidecar; remove the container, and the pod \
-         gets a sidecar, or add the repository to spec.floor.sidecarImages"
+        "container {container} ({field}) has the name of the sidecar and runs {image}, which is \
+         not a sidecar image, and spec.floor.injection of the MeshConfig requires a sidecar; \
+         remove the container, and the pod gets a sidecar, or add the repository to \
+         spec.floor.sidecarImages"
     )]
     Imitation {
         /// The path of its image field.
@@ -76,7 +78,7 @@ pub enum InjectError {
     )]
     Incomplete,
     /// A field of the pod has a value of the wrong type.
-    #[error("{field} is not {expected}; give a Pod as the API server accepts it")]
+    #[error("{field} is not {expected}; give a valid Pod")]
     Shape {
         /// The path of the field.
         field: String,
@@ -84,7 +86,7 @@ pub enum InjectError {
         expected: &'static str,
     },
     /// The input is not a pod.
-    #[error("{0} has no `spec` with `containers`; give a Pod, or something with a template of one")]
+    #[error("{0} has no `spec` with `containers`; give a Pod, or an object with a Pod template")]
     NoPod(String),
 }
 

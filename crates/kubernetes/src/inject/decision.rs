@@ -311,9 +311,10 @@ mod tests {
         let why = verdict(&idle, &on(), required(&[])).unwrap();
         assert_eq!(
             why,
-            "container leno-proxy (spec.containers[1].image) has the name of the sidecar and runs busybox:1, which is no \
-             image of the sidecar, and spec.floor.injection of the MeshConfig requires a sidecar; remove the \
-             container, and the pod gets a sidecar, or add the repository to spec.floor.sidecarImages"
+            "container leno-proxy (spec.containers[1].image) has the name of the sidecar and runs \
+             busybox:1, which is not a sidecar image, and spec.floor.injection of the MeshConfig \
+             requires a sidecar; remove the container, and the pod gets a sidecar, or add the \
+             repository to spec.floor.sidecarImages"
         );
         assert!(verdict(&idle, &on(), required(&["mirror.example/"])).is_some());
         for image in ["registry.example/leno:1", "registry.example/leno@sha256:0"] {

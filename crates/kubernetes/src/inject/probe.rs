@@ -43,8 +43,8 @@ impl Probes {
                 let action = &container["lifecycle"][hook][what];
                 if action.is_object() && action["host"].is_null() {
                     self.warnings.push(format!(
-                        "container {name}: lifecycle.{hook}.{what} comes from outside the mesh and is \
-                         reset; use `exec`, or exclude its port with \
+                        "container {name}: lifecycle.{hook}.{what} is called from outside the mesh \
+                         and reset; use `exec`, or exclude its port with \
                          `leno.dev/inbound-port-exclusion-list`"
                     ));
                 }

@@ -272,7 +272,7 @@ fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
         json!({"annotations": {"leno.dev/outbound-port-exclusion": "80", "a.example/b": "c"}});
     assert_eq!(
         warnings("/metadata", annotated),
-        ["annotations: leno.dev/outbound-port-exclusion has no meaning here; did you mean \
+        ["annotations: leno.dev/outbound-port-exclusion is not supported; did you mean \
           `leno.dev/outbound-port-exclusion-list`?"]
     );
     // A container chosen by the author is kept.
@@ -294,7 +294,7 @@ fn many_unknown_labels_and_annotations_cost_few_hints_and_hide_no_other_warning(
     pod["spec"]["dnsPolicy"] = json!("Default");
     let (_, warnings) = injected(&pod, &settings());
     assert!(warnings[0].starts_with("spec.dnsPolicy is Default"), "{}", warnings[0]);
-    let hints = warnings.iter().filter(|it| it.contains("has no meaning here")).count();
+    let hints = warnings.iter().filter(|it| it.contains("is not supported")).count();
     assert_eq!(hints, UNKNOWN_MARKS_MAX);
 }
 
@@ -348,7 +348,7 @@ fn probes_are_made_by_the_sidecar() {
         .assert_eq(probes["value"].as_str().unwrap());
     expect![[r#"
         [
-            "container other: lifecycle.preStop.httpGet comes from outside the mesh and is reset; use `exec`, or exclude its port with `leno.dev/inbound-port-exclusion-list`",
+            "container other: lifecycle.preStop.httpGet is called from outside the mesh and reset; use `exec`, or exclude its port with `leno.dev/inbound-port-exclusion-list`",
             "container third: readinessProbe has the port \"gone\", which the container does not name; it will fail",
         ]
     "#]]

@@ -97,7 +97,8 @@ impl Wishes {
         }
         let mut image = written.image()?.unwrap_or(&settings.image);
         if floor.is_some_and(|floor| !settings.permits_image(floor, image)) {
-            let problem = "is not of spec.floor.sidecarImages of the MeshConfig: the sidecar has";
+            let problem =
+                "is not permitted by spec.floor.sidecarImages of the MeshConfig: the sidecar has";
             overruled.push(format!("{SIDECAR_IMAGE}: {image} {problem} {}", settings.image));
             image = &settings.image;
         }
@@ -131,7 +132,7 @@ struct Written<'a> {
 impl<'a> Written<'a> {
     /// Returns all annotations of a name, in order of precedence.
     fn all(&self, name: &str) -> Vec<(Of, String, &'a str)> {
-        debug_assert!(is_read(name), "{name} is among what is said to be read");
+        debug_assert!(is_read(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
         let of_pod = keys()
             .filter_map(|key| of_pod(self.pod, "annotations", &key).map(|it| (Of::Pod, key, it)));
@@ -272,7 +273,7 @@ impl<'a> Written<'a> {
             None | Some((_, "cluster")) => Ok(false),
             Some((_, "proxy")) => Ok(true),
             Some((of, text)) => {
-                let expected = "who answers names; use `proxy` or `cluster`";
+                let expected = "a DNS mode; use `proxy` or `cluster`";
                 Err(invalid(of, DNS.to_owned(), text, expected))
             }
         }
@@ -339,7 +340,8 @@ fn amount(text: &str) -> Option<f64> {
 
 /// The warning for exclusions that the floor rejects.
 const NO_EXCLUSIONS: &str = "annotations exclude ports, addresses or interfaces from the mesh, and \
-                             spec.floor.exclusions of the MeshConfig refuses that: nothing is excluded";
+                             spec.floor.exclusions of the MeshConfig does not permit that: nothing \
+                             is excluded";
 /// The size of the kernel's buffer for an interface name, with a terminating byte (`IFNAMSIZ`).
 pub const INTERFACE_BYTES: usize = 16;
 /// The annotation that selects the DNS resolver.

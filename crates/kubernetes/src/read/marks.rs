@@ -11,7 +11,7 @@ pub(super) fn unknown_marks(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let of = |list: &str, keys: Vec<&String>| -> Vec<Warning> {
         let warnings = words::unknown_marks(keys.into_iter()).map(|(key, hint)| Warning {
             at: place(meta, kind, &format!("metadata.{list}[{key:?}]")),
-            problem: "has no meaning here".to_owned(),
+            problem: "is not supported".to_owned(),
             remedy: hint,
         });
         warnings.collect()
@@ -36,10 +36,8 @@ mod tests {
         let meant = |key: &str| of(key).pop().unwrap().rsplit_once("; ").unwrap().1.to_owned();
         assert_eq!(
             of("leno.dev/outbound-port-exclusion"),
-            [
-                "Namespace shop: metadata.annotations[\"leno.dev/outbound-port-exclusion\"]: has no meaning here; \
-                 did you mean `leno.dev/outbound-port-exclusion-list`?"
-            ]
+            ["Namespace shop: metadata.annotations[\"leno.dev/outbound-port-exclusion\"]: is \
+                 not supported; did you mean `leno.dev/outbound-port-exclusion-list`?"]
         );
         assert_eq!(meant("leno.dev/trafic-mode"), "did you mean `leno.dev/traffic-mode`?");
         assert_eq!(

@@ -71,7 +71,7 @@ impl Condition {
     pub(crate) fn programmed(accepted: &Self, told: &str) -> Self {
         let (status, reason, message) = match accepted.status {
             "True" => ("True", "Programmed", told),
-            _ => ("False", "Invalid", "what it says now is not in force"),
+            _ => ("False", "Invalid", "this generation is not in force"),
         };
         Self { word: "Programmed", status, reason, message: message.to_owned() }
     }

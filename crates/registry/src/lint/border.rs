@@ -55,7 +55,7 @@ impl World<'_> {
         for (index, subject) in cert.subjects.iter().enumerate() {
             if let Err(why) = check_subject(subject, sponsor, &self.config.trust_domain) {
                 let field = format!("spec.subjectAltNames[{index}]");
-                lint.warn(field, why.to_string(), "use a name that is not of the mesh");
+                lint.warn(field, why.to_string(), "use a name outside the mesh");
             }
         }
     }

@@ -119,10 +119,7 @@ async fn what_somebody_else_made_is_neither_written_nor_removed() {
     let mut led = Led::new(&server);
     led.round(&[wish("batch-tls")], &authority).await;
     let why = led.outcome().unwrap().unwrap_err();
-    assert!(
-        why.contains("is there already and was not made for the AccessCert shop/batch"),
-        "{why}"
-    );
+    assert!(why.contains("exists and was not created for the AccessCert shop/batch"), "{why}");
     led.round(&[], &authority).await;
     assert_eq!(server.store.lock().unwrap().objects[PATH], theirs);
     assert!(led.keeper.kept.is_empty());

@@ -183,7 +183,8 @@ impl Ledger {
         let image = image.map(|image| Warning {
             at: at(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
             problem: format!(
-                "{image} is not of spec.floor.sidecarImages of the MeshConfig, and pods get the image of the mesh"
+                "{image} is not permitted by spec.floor.sidecarImages of the MeshConfig, and pods \
+                 get the image of the mesh"
             ),
             remedy: "remove the annotation".to_owned(),
         });

@@ -201,7 +201,7 @@ impl Ledger {
         let second = match missing {
             _ if targets.is_empty() => resolved("True", "ResolvedRefs", NAMES_NOTHING),
             Some(missing) => resolved("False", "TargetNotFound", &missing),
-            None => resolved("True", "ResolvedRefs", "every target is there"),
+            None => resolved("True", "ResolvedRefs", "all targets exist"),
         };
         [first, second]
     }
@@ -283,11 +283,19 @@ impl Ledger {
             };
             return match fields.into_iter().any(of_backend) {
                 true => resolved("False", "InvalidKind", refusal),
-                false => resolved("Unknown", "Pending", "the route is not read"),
+                false => resolved(
+                    "Unknown",
+                    "Pending",
+                    "the references of the route have not been checked",
+                ),
             };
         }
         let Some(object) = self.customs.said(origin) else {
-            return resolved("Unknown", "Pending", "the route is not read");
+            return resolved(
+                "Unknown",
+                "Pending",
+                "the references of the route have not been checked",
+            );
         };
         let (parents, backends) = backends(object);
         for (kind, own, service, port) in backends {
@@ -304,7 +312,7 @@ impl Ledger {
                 return resolved("False", "BackendNotFound", &missing);
             }
         }
-        resolved("True", "ResolvedRefs", "every backend is there")
+        resolved("True", "ResolvedRefs", "all backends exist")
     }
 
     /// Returns the first missing backend of a route.
@@ -358,7 +366,7 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
 
 /// Returns the conditions of an object that is rejected, or over which another one takes precedence.
 fn refused(refusal: &str, reason: &'static str) -> [Condition; 2] {
-    let unknown = resolved("Unknown", "Pending", "what it says now is not in force");
+    let unknown = resolved("Unknown", "Pending", "this generation is not in force");
     [accepted(Some(refusal), reason), unknown]
 }
 
@@ -587,9 +595,9 @@ pub(super) const OVERRIDDEN: &str = "Overridden";
 /// The reason of `Programmed` for a policy at a port without visible requests.
 const NO_REQUESTS: &str = "NoRequests";
 /// The message for an object in force. It does not imply that sidecars have applied it.
-const TOLD: &str = "on its way to each connected sidecar that it concerns";
+const TOLD: &str = "sent to every connected sidecar that it affects";
 /// The message for an object without targets.
-const NAMES_NOTHING: &str = "it names nothing";
+const NAMES_NOTHING: &str = "it has no targets";
 /// The maximum number of errors in one status.
 const REFUSALS_MAX: usize = 5;
 /// The maximum length of a message. The API allows 32768 bytes, which is too long to read.

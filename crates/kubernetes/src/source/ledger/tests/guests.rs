@@ -104,7 +104,7 @@ fn the_settings_of_another_mesh_want_one_for_an_ingress_controller() {
         [
             "MeshConfig osm-system/osm-mesh-config: spec.certificate.ingressGateway.secret.namespace: the \
           control plane may not write Secrets in osm-system; install it with `--access-certs \
-          osm-system` beside the namespaces that it has (with Helm: `accessCerts`)"
+          osm-system` in addition to its current namespaces (with Helm: `accessCerts`)"
         ]
     );
 }
