@@ -144,10 +144,10 @@ fn gateway_class() -> Value {
 fn left_out(manifest: &Value) -> Option<&'static str> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
     if kind == "GatewayClass" || refusals::is_kind(kind) {
-        return Some("left out: the cluster does not have its kind");
+        return Some("skipped: the cluster does not have its kind");
     }
     let is_right_there = manifest["metadata"]["name"] == access::ACCESS_CERTS;
-    is_right_there.then_some("left out: the cluster does not have its namespace")
+    is_right_there.then_some("skipped: the cluster does not have its namespace")
 }
 
 /// Returns true for a CustomResourceDefinition that is not ours and may be installed by another mesh.

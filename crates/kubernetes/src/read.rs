@@ -91,8 +91,8 @@ fn annotated<T: Copy>(
         Box::new(Rejected {
             at: place(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
             problem: format!(
-                "{shown:?} is no {what}; the last good annotations stay in force, or {strictest} if \
-                 there are none"
+                "{shown:?} is not a {what}; the last valid annotations stay in force, or \
+                 {strictest} if there are none"
             ),
             remedy: format!("use {}, or remove it", words.join(" or ")),
         })

@@ -167,7 +167,7 @@ async fn pod_at(
 fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
     let RejectedClient { client, port, kind, .. } = rejected;
     let cause = match kind {
-        PlaintextClient::Member => "it has a sidecar and connects past the mesh: ",
+        PlaintextClient::Member => "it has a sidecar and its connection bypasses the mesh: ",
         PlaintextClient::Other => "",
     };
     let remedy = kind.remedy();
@@ -227,7 +227,8 @@ mod tests {
             ),
             (
                 PlaintextClient::Member,
-                "to port 8080; it has a sidecar and connects past the mesh: call a Service",
+                "to port 8080; it has a sidecar and its connection bypasses the mesh: call a \
+                 Service",
                 "start these clients",
             ),
         ] {

@@ -52,11 +52,11 @@ pub enum ReviewError {
     Api(#[source] ApiError),
     /// Too many tokens of unknown issuers are being reviewed.
     #[error(
-        "too many tokens of issuers that the API server has not confirmed yet are reviewed: try again"
+        "too many reviews of tokens from issuers that the API server has not confirmed: try again"
     )]
     Unfamiliar,
     /// The response is not a review.
-    #[error("the API server's answer to a review is not understood")]
+    #[error("the API server's response to a review cannot be parsed")]
     Malformed,
 }
 
@@ -147,12 +147,12 @@ fn claimed(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
     });
     let claims = claims.ok_or_else(|| {
         ReviewError::Refused(format!(
-            "it is no token of a service account for the audience `{TOKEN_AUDIENCE}`"
+            "it is not a service account token for the audience `{TOKEN_AUDIENCE}`"
         ))
     })?;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     if claims.exp.saturating_add(LEEWAY.as_secs()) <= now.as_secs() {
-        return Err(refused("the token has expired, or does not say when it does"));
+        return Err(refused("the token has expired or has no expiration time"));
     }
     let Bound { namespace, pod } = claims.kubernetes;
     let account = claims.sub.strip_prefix(ACCOUNT_PREFIX).and_then(|it| it.split_once(':'));
@@ -203,21 +203,21 @@ fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
         let line = UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             let reason = escaped(&status.error.unwrap_or_default());
-            tracing::info!(reason, suppressed, "the API server does not know a join token");
+            tracing::info!(reason, suppressed, "the API server does not recognize a join token");
         }
         return refused(format!(
-            "the API server does not know the token: it has expired, its pod is gone, or it was \
-             made for another audience than `{TOKEN_AUDIENCE}`"
+            "the API server does not recognize the token: it has expired, its pod is gone, or it \
+             was issued for another audience than `{TOKEN_AUDIENCE}`"
         ));
     }
     // An API server without audience support accepts any token.
     if !status.audiences.unwrap_or_default().iter().any(|audience| audience == TOKEN_AUDIENCE) {
-        return refused(format!("the token was not made for the audience `{TOKEN_AUDIENCE}`"));
+        return refused(format!("the token was not issued for the audience `{TOKEN_AUDIENCE}`"));
     }
     let user = status.user.unwrap_or_default();
     let account = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));
     let Some((namespace, account)) = account.and_then(|account| account.split_once(':')) else {
-        return refused("the token is not that of a service account".to_owned());
+        return refused("the token is not a service account token".to_owned());
     };
     let mut extra = user.extra.unwrap_or_default();
     let pods = extra.remove(POD_NAME).unwrap_or_default();
@@ -244,8 +244,8 @@ const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 /// The extra field with the UID of that pod.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 /// The error for a token that is not bound to a pod.
-const UNBOUND: &str = "the token is not bound to a pod: it must be one of a projected volume of the pod, and \
-                       neither a secret nor made by hand";
+const UNBOUND: &str = "the token is not bound to a pod: use a token from a projected volume of the \
+                       pod, not from a Secret and not created manually";
 /// The tolerated clock skew.
 const LEEWAY: Duration = Duration::from_secs(300);
 /// The maximum number of remembered issuers: API servers have one, and a second one during a migration.
@@ -345,14 +345,17 @@ mod tests {
         let refused = |edit: &dyn Fn(&mut Value)| judged(answer(edit)).unwrap_err();
         let pod = "/user/extra/authentication.kubernetes.io~1pod-name";
         for (said, expected) in [
-            (refused(&|status| status["authenticated"] = json!(false)), "does not know the token"),
-            (refused(&|status| *status = json!({})), "does not know the token"),
-            (refused(&|status| *status = json!({"error": SAID})), "does not know the token"),
+            (
+                refused(&|status| status["authenticated"] = json!(false)),
+                "does not recognize the token",
+            ),
+            (refused(&|status| *status = json!({})), "does not recognize the token"),
+            (refused(&|status| *status = json!({"error": SAID})), "does not recognize the token"),
             (refused(&|status| status["audiences"] = json!(["other"])), "audience `leno`"),
             (refused(&|status| status["audiences"] = Value::Null), "audience `leno`"),
             (
                 refused(&|status| status["user"]["username"] = json!("system:node:one")),
-                "not that of a service account",
+                "not a service account token",
             ),
             (refused(&|status| status["user"]["extra"] = Value::Null), "not bound to a pod"),
             (

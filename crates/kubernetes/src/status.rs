@@ -236,23 +236,25 @@ fn settle(
     };
     // A conflict with another writer, a deleted object, or a kind without a status.
     if matches!(error.code(), Some(404 | 409)) {
-        tracing::debug!(%target, %error, "a status is not written");
+        tracing::debug!(%target, %error, "status not written");
         return before;
     }
     if let Some(before) = before {
-        tracing::debug!(%target, %error, "a status still cannot be written");
+        tracing::debug!(%target, %error, "cannot write a status yet");
         return Some(Failure { pause: (before.pause * 2).min(RETRY_PAUSE_MAX), ..before });
     }
-    tracing::warn!(%target, %error, "a status cannot be written; it is retried, and this is reported once");
+    tracing::warn!(%target, %error, "cannot write a status; the write is retried, and this is \
+                                     reported once");
     let error = event::shortened(&error.to_string(), PROBLEM_BYTES_MAX);
-    let problem = format!("the API server does not take the status: {error}");
+    let problem = format!("the API server rejects the status: {error}");
     Some(Failure { problem, pause: RETRY_PAUSE_MIN })
 }
 
 /// The reason of the event for a status that cannot be written.
 const UNWRITTEN: &str = "StatusNotWritten";
-const UNWRITTEN_REMEDY: &str = "compare the CustomResourceDefinition and the rights of leno-control with those \
-                                that `leno install` prints; the write is retried";
+const UNWRITTEN_REMEDY: &str = "compare the CustomResourceDefinition and the permissions of \
+                                leno-control with the output of `leno install`; the write is \
+                                retried";
 /// The maximum length of an error in an event.
 const PROBLEM_BYTES_MAX: usize = 700;
 /// The interval between checks for due statuses.

@@ -71,7 +71,7 @@ pub enum WebhookError {
     #[error(transparent)]
     Clients(#[from] ClientAuthoritiesError),
     /// The task that maintains the certificates has ended, which it never does.
-    #[error("the task that renews the webhook's certificates has ended")]
+    #[error("the webhook's certificate renewal task has ended")]
     Keys,
 }
 

@@ -139,7 +139,7 @@ pub(crate) fn unknown_marks<'a, K: AsRef<str> + ?Sized + 'a>(
 fn hint(name: &str, own: &[&str]) -> String {
     match closest(name, own) {
         Some(meant) => format!("did you mean `{}/{meant}`?", PREFIXES[0]),
-        None => "remove it, or look at the table of annotations in docs/kubernetes.md".to_owned(),
+        None => "remove it, or see the table of annotations in docs/kubernetes.md".to_owned(),
     }
 }
 

@@ -117,7 +117,7 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         server.apply(CERTS, Some("shop"), "b", cert("b.corp.example", ("shop", "theirs"))).await;
         let said = server.until((CERTS, Some("shop"), "b"), |it| current(it) == "error").await;
         let reason = said["status"]["reason"].as_str().unwrap();
-        assert!(reason.contains("was not made for the AccessCert shop/b"), "{reason}");
+        assert!(reason.contains("was not created for the AccessCert shop/b"), "{reason}");
         assert_eq!(server.read(SECRETS, "shop", "theirs").await["data"], json!({"a": "Yg=="}));
 
         // The Secret is renamed, then deleted.

@@ -44,7 +44,7 @@ fn certificate(days: u64) -> String {
 fn the_control_plane_is_found_wherever_it_is() {
     run(async {
         let server = Server::start().await;
-        assert_found(&server, "permissions to install", ("ok", "you have them")).await;
+        assert_found(&server, "permissions to install", ("ok", "granted")).await;
         let none = ("warning", "there is none; `leno install --apply` installs it");
         assert_found(&server, "control plane", none).await;
         install(&server, &options()).await;
@@ -55,7 +55,7 @@ fn the_control_plane_is_found_wherever_it_is() {
             "readyReplicas": 2,
         });
         server.say(DEPLOYMENTS, "mesh", "leno-control", status).await;
-        assert_found(&server, "control plane", ("ok", "all pods are there, in mesh")).await;
+        assert_found(&server, "control plane", ("ok", "all pods are ready, in mesh")).await;
 
         let (told, _) = program(&server, &["check", "--kubernetes", "-o", "json"]);
         let told: Value = serde_json::from_str(&told).unwrap();
@@ -118,12 +118,12 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_told() {
             }}})
         };
         server.apply("v1/Namespace", None, "shop", namespace("privileged")).await;
-        assert_found(&server, "namespaces", ("ok", "1 whose pods get sidecars")).await;
+        assert_found(&server, "namespaces", ("ok", "1 with sidecar injection")).await;
         server.apply("v1/Namespace", None, "closed", namespace("restricted")).await;
-        let refused = "closed (restricted) refuse; run `leno install -n mesh --cni --apply`";
+        let refused = "closed (restricted) reject; run `leno install -n mesh --cni --apply`";
         assert_found(&server, "namespaces", ("wrong", refused)).await;
         install(&server, &Options { cni: Some(NodeNetwork::default()), ..options() }).await;
-        assert_found(&server, "namespaces", ("ok", "2 whose pods get sidecars")).await;
+        assert_found(&server, "namespaces", ("ok", "2 with sidecar injection")).await;
 
         assert_found(&server, "sidecars", ("ok", "0, none of another image")).await;
         let pod = |image: &str| {
@@ -179,7 +179,7 @@ fn a_webhook_that_cannot_be_asked_is_told() {
     run(async {
         let server = Server::start().await;
         install(&server, &options()).await;
-        let untrusted = "the API server does not know whom to trust";
+        let untrusted = "the webhook configuration has no CA bundle";
         assert_found(&server, "webhook", ("wrong", untrusted)).await;
         server.delete(WEBHOOKS, None, INJECTOR).await;
         assert_found(&server, "webhook", ("wrong", "run `leno install --apply` again")).await;

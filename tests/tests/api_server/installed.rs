@@ -46,7 +46,7 @@ fn kinds_of_another_mesh_stay_as_they_are() {
         for _ in 0..2 {
             let steps = install(&server, &with_smi).await;
             let done = |name: &str| steps.iter().find(|(it, _)| it.ends_with(name)).unwrap().1;
-            assert_eq!(done(name), "is there already");
+            assert_eq!(done(name), "exists already");
             // Definitions installed with the mesh are upgraded with it.
             assert_eq!(done("httproutegroups.specs.smi-spec.io"), "applied");
         }
@@ -68,7 +68,7 @@ fn installing_again_keeps_the_options_of_before() {
         };
         let first = again(&["--gateways", "--replicas", "3"]);
         assert!(!first.contains("as installed before"), "{first}");
-        assert!(first.contains("the rollout of the control plane was not reached"), "{first}");
+        assert!(first.contains("the rollout of the control plane did not complete"), "{first}");
         let second = again(&[]);
         let kept = "as installed before: --replicas 3 --trust-domain cluster.local --gateways\n";
         assert!(second.contains(kept), "{second}");

@@ -147,7 +147,7 @@ fn what_may_not_be_read_is_told_and_the_rest_is_read() {
         let kinds = ["EndpointSlice", "EndpointSlice of the API server", "HTTPRouteGroup", "Node"];
         assert_eq!(warnings.len(), kinds.len(), "{warnings:?}");
         for (warning, kind) in warnings.iter().zip(kinds) {
-            let expected = format!("{kind}: the API server forbids");
+            let expected = format!("{kind}: the API server denies");
             assert!(warning.starts_with(&expected), "{warnings:?}");
         }
         server.pod("web-2", "10.9.0.2").await;

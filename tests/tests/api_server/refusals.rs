@@ -65,7 +65,7 @@ fn rules_that_can_mean_nothing_are_refused_early() {
         server.offer(EGRESSES, Some("shop"), "e", wide).await.unwrap();
         for _ in 0..LOOKS_MAX {
             let warned = server.warnings(EGRESSES, "shop", "e2").await;
-            if warned.contains("says neither `hosts` nor `ipAddresses`") {
+            if warned.contains("has neither `hosts` nor `ipAddresses`") {
                 return;
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -98,7 +98,7 @@ fn namespaces_outside_the_mesh_are_left_alone() {
             while !server
                 .warnings(EGRESSES, name, "e")
                 .await
-                .contains("so that everything is meant")
+                .contains("would match every destination")
             {
                 looks.next().expect("somebody warns of an Egress to everywhere");
                 tokio::time::sleep(LOOK_EVERY).await;

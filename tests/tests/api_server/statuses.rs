@@ -84,7 +84,7 @@ fn what_gives_way_says_who_decides_until_that_goes() {
         let conditions = &ours(&said).unwrap()["conditions"];
         assert_eq!(conditions[0]["status"], "False");
         assert_eq!(conditions[0]["observedGeneration"], said["metadata"]["generation"]);
-        let why = "GRPCRoute shop/g is attached there too, and decides instead";
+        let why = "GRPCRoute shop/g is attached to the same port and takes precedence";
         assert_eq!(conditions[0]["message"], why);
         assert_eq!(
             (&conditions[2]["type"], &conditions[2]["status"]),
@@ -99,7 +99,7 @@ fn what_gives_way_says_who_decides_until_that_goes() {
         let event = event(&server).await;
         assert_eq!(event["reason"], "Conflicted");
         assert_eq!(event["regarding"]["name"], "s");
-        let why = "HTTPRoute shop/r is attached to shop/web, and decides there alone";
+        let why = "HTTPRoute shop/r is attached to shop/web and takes precedence";
         assert_eq!(event["note"], why);
     });
 }

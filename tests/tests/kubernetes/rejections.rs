@@ -74,7 +74,8 @@ fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
     let (notes, _) = eventually("the client has an event", PATIENCE, || {
         Some(rejections(&namespace, pod)).filter(|notes| !notes.is_empty())
     });
-    let expected = "(pod by-port) to port 8080; it has a sidecar and connects past the mesh";
+    let expected =
+        "(pod by-port) to port 8080; it has a sidecar and its connection bypasses the mesh";
     assert!(notes.iter().all(|note| note.contains(expected)), "{notes:?}");
     assert!(notes.iter().all(|note| !note.contains("start these clients")), "{notes:?}");
 }

@@ -58,7 +58,7 @@ pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let at = |port: u16| {
         let route = gateway_route(mesh, (root, port), None);
         let route =
-            route.map(|it| format!("{it} is attached to port {port}, and decides there alone"));
+            route.map(|it| format!("{it} is attached to port {port} and takes precedence there"));
         route.into_iter().chain(other.clone()).collect()
     };
     let at_ports: Vec<Vec<String>> = ports.map(|port| at(port.port)).collect();

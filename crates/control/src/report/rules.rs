@@ -24,7 +24,9 @@ impl Report<'_> {
         problems.extend(self.left_out(&ObjectKey::ServicePolicy(policy.name.clone())));
         let why = match self.mesh.standing(policy) {
             Standing::Decides => None,
-            Standing::Overruled(other) => Some(format!("{other} decides wherever it is attached")),
+            Standing::Overruled(other) => {
+                Some(format!("{other} takes precedence at all of its targets"))
+            }
             Standing::Idle(idle) => Some(idle.to_string()),
             Standing::Nowhere => Some("nothing that it is attached to is there".to_owned()),
         };
@@ -95,7 +97,7 @@ impl Report<'_> {
         let why = match (idle, others.first()) {
             _ if decides => None,
             (Some(idle), _) => Some(idle.to_string()),
-            (None, Some(other)) => Some(format!("{other} decides instead")),
+            (None, Some(other)) => Some(format!("{other} takes precedence")),
             (None, None) => Some("nothing that it is about is there".to_owned()),
         };
         let counted = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "of lanes")];

@@ -111,10 +111,10 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
             (
                 "OutlierRemoval",
                 "shop/b",
-                Some("OutlierRemoval shop/a decides wherever it is attached"),
+                Some("OutlierRemoval shop/a takes precedence at all of its targets"),
             ),
             ("Hedging", "shop/lost", Some("nothing that it is attached to is there")),
-            ("TagRoute", "shop/all", Some("TagRoute shop/stock decides instead")),
+            ("TagRoute", "shop/all", Some("TagRoute shop/stock takes precedence")),
             ("TagRoute", "shop/stock", None),
             ("Lane", "shop/gray", None),
             ("Egress", "shop/out", Some("no effect: spec.egress is allow")),

@@ -23,7 +23,7 @@ use crate::words::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
 pub struct Step {
     /// Kind and name of the object.
     pub object: String,
-    /// The action: `applied`, `removed`, `is there already`, `is not there`.
+    /// The action: `applied`, `removed`, `exists already`, `is not there`.
     pub done: &'static str,
 }
 
@@ -32,8 +32,8 @@ pub struct Step {
 pub enum InstallError {
     /// The user lacks permissions.
     #[error(
-        "not permitted to {verb} {object}: {message}; run it with the rights of cluster-admin, or \
-         have an administrator apply the output of `leno install` without --apply"
+        "not permitted to {verb} {object}: {message}; run it with the permissions of \
+         cluster-admin, or have an administrator apply the output of `leno install` without --apply"
     )]
     Forbidden {
         /// The attempted action.
@@ -54,7 +54,7 @@ pub enum InstallError {
         said: String,
     },
     /// A condition was not met in time.
-    #[error("{what} was not reached within {within:?}: {state}")]
+    #[error("{what} did not complete within {within:?}: {state}")]
     Late {
         /// The awaited condition.
         what: &'static str,
@@ -93,7 +93,7 @@ pub async fn apply(
     for manifest in manifests {
         let Addressed { object, name, api } = Addressed::of(client, manifest)?;
         if is_of_another_mesh(client, manifest, &name).await? {
-            told(Step { object, done: "is there already" });
+            told(Step { object, done: "exists already" });
             continue;
         }
         let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
@@ -133,7 +133,7 @@ async fn is_of_another_mesh(
 /// Waits until objects of a kind can be created.
 async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), InstallError> {
     let api: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
-    until("that the API server serves a kind", KIND_MAX, async || {
+    until("the registration of a kind", KIND_MAX, async || {
         let found = api.get(name).await;
         let found = found.map_err(|error| InstallError::of("get", name, error))?;
         let conditions = found.status.unwrap_or_default().conditions.unwrap_or_default();
@@ -174,13 +174,13 @@ pub(super) fn lacking(deployment: &Deployment) -> Option<String> {
     let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
     if status.observed_generation < deployment.metadata.generation {
-        return Some("nobody has looked at the Deployment yet".to_owned());
+        return Some("the Deployment has not been observed yet".to_owned());
     }
     let available = status.available_replicas.unwrap_or(0);
     let updated = status.updated_replicas.unwrap_or(0);
     let all = status.replicas.unwrap_or(0);
     let done = updated == wanted && available >= wanted && all == wanted;
-    (!done).then(|| format!("of {wanted} pods {updated} are new, {available} available"))
+    (!done).then(|| format!("{updated} of {wanted} pods are updated, {available} available"))
 }
 
 /// Returns the reason that a pod is not ready.
@@ -214,12 +214,12 @@ fn trouble(pod: &Pod) -> Option<String> {
 /// When the timeout `within` expires, with the error of the API server.
 pub async fn wait_for_webhook(client: &Client, within: Duration) -> Result<(), InstallError> {
     let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
-    until("that pods get sidecars", within, async || {
+    until("the setup of sidecar injection", within, async || {
         let found = configurations.get_opt(&INJECTOR_NAME).await;
         let found = found.map_err(|error| InstallError::of("get", INJECTOR, error))?;
         Ok(match trust_state(found.as_ref()) {
             TrustState::Absent => Err(format!("there is no {INJECTOR}")),
-            TrustState::Untrusted => Err("no control plane told whom to trust".to_owned()),
+            TrustState::Untrusted => Err("no control plane has set its CA bundle".to_owned()),
             TrustState::Trusted => try_injection(client).await,
         })
     })
@@ -255,7 +255,7 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     match containers.any(|container| container.name == PROXY_CONTAINER) {
         true => Ok(()),
-        false => Err("a pod that asked for a sidecar got none".to_owned()),
+        false => Err("a pod that requests a sidecar got none".to_owned()),
     }
 }
 
@@ -345,13 +345,13 @@ mod tests {
         let old = json!({
             "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
         });
-        assert_eq!(lacks(old).unwrap(), "nobody has looked at the Deployment yet");
+        assert_eq!(lacks(old).unwrap(), "the Deployment has not been observed yet");
         let surplus = json!({
             "observedGeneration": 2, "replicas": 3, "updatedReplicas": 2, "availableReplicas": 3,
         });
         assert!(lacks(surplus).is_some());
         let none = json!({"observedGeneration": 2});
-        assert_eq!(lacks(none).unwrap(), "of 2 pods 0 are new, 0 available");
+        assert_eq!(lacks(none).unwrap(), "0 of 2 pods are updated, 0 available");
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
     fn who_may_not_is_told_what_to_do() {
         let error = ApiError::Rejected { code: 403, message: "forbidden: user bob".to_owned() };
         expect_test::expect![[r#"
-            "not permitted to apply ClusterRole leno-control: forbidden: user bob; run it with the rights of cluster-admin, or have an administrator apply the output of `leno install` without --apply""#]]
+            "not permitted to apply ClusterRole leno-control: forbidden: user bob; run it with the permissions of cluster-admin, or have an administrator apply the output of `leno install` without --apply""#]]
         .assert_eq(&format!(
             "{:?}",
             InstallError::of("apply", "ClusterRole leno-control", error).to_string()

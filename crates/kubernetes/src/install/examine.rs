@@ -123,8 +123,8 @@ pub async fn examine_each(
     let desired = match desired {
         Some(Ok(desired)) => desired,
         Some(Err(error)) => {
-            let read = "ask as somebody who may read it";
-            let finding = Finding::odd(format!("cannot be looked at: {error}"), read);
+            let read = "run it as a user with read permission";
+            let finding = Finding::odd(format!("cannot be checked: {error}"), read);
             steps.report(OBJECTS, finding);
             Vec::new()
         }
@@ -143,7 +143,7 @@ pub async fn examine_each(
     for (subject, finding) in sidecars.unwrap_or_else(|| vec![("sidecars", late())]) {
         steps.report(subject, finding);
     }
-    steps.look("pods held back by the webhook", members::held_back(client)).await;
+    steps.look("pods rejected by the webhook", members::held_back(client)).await;
     let now = SystemTime::now();
     steps.look("authority", certificates::issuer(client, namespace, now)).await;
     steps.look("roots of the mesh", certificates::roots(client, namespace, now)).await;
@@ -176,7 +176,7 @@ impl<F: FnMut(Examined)> Steps<F> {
 
 /// Returns the finding of a step without a response in time.
 fn late() -> Finding {
-    Finding::wrong(NO_ANSWER, "see whether `kubectl get --raw /readyz` answers, and run this again")
+    Finding::wrong(NO_ANSWER, "check `kubectl get --raw /readyz`, and run this again")
 }
 
 fn of_version(major: &str, minor: &str) -> Finding {
@@ -189,8 +189,8 @@ fn of_version(major: &str, minor: &str) -> Finding {
         }
         false => Finding::odd(
             format!(
-                "{shown} has no native sidecars: Jobs do not end by themselves, and init containers \
-                 go around the mesh"
+                "{shown} has no native sidecars: Jobs do not complete by themselves, and init \
+                 containers bypass the mesh"
             ),
             "use 1.29 or newer",
         ),
@@ -222,11 +222,11 @@ async fn nodes(client: &Client) -> Finding {
         ([], []) => Finding::Well(format!("{}, all with native sidecars", nodes.len())),
         ([], old) => Finding::odd(
             format!("no native sidecars on {}", few(old)),
-            "bring their kubelets to 1.29 or newer",
+            "upgrade their kubelets to 1.29 or newer",
         ),
         // Distributions backport features to kernels with old version numbers.
         (kernels, _) => Finding::odd(
-            format!("kernels of {} may not lead connections to sidecars", few(kernels)),
+            format!("kernels of {} may not support redirection to sidecars", few(kernels)),
             "use Linux 5.2 or newer, or try one pod there",
         ),
     }
@@ -263,11 +263,11 @@ fn skew(between: Duration) -> Finding {
         }
         skew => Finding::wrong(
             format!(
-                "the API server's and this machine's are {} s apart: certificates may not be valid \
-                 yet or any more",
+                "the API server's and this machine's differ by {} s: certificates may be expired \
+                 or not yet valid",
                 skew.as_secs()
             ),
-            "set them by NTP",
+            "synchronize them with NTP",
         ),
     }
 }
@@ -303,8 +303,8 @@ async fn kinds(client: &Client) -> Finding {
         }
     }
     match absent.as_slice() {
-        [] => Finding::Well("all of leno.dev are known".to_owned()),
-        absent => Finding::wrong(format!("{} are not known", absent.join(", ")), INSTALL_AGAIN),
+        [] => Finding::Well("all of leno.dev are installed".to_owned()),
+        absent => Finding::wrong(format!("{} are not installed", absent.join(", ")), INSTALL_AGAIN),
     }
 }
 
@@ -322,7 +322,7 @@ async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding
             format!("there is no {INJECTOR}, so that pods get no sidecars"),
             INSTALL_AGAIN,
         ),
-        TrustState::Untrusted => Finding::wrong("the API server does not know whom to trust", log),
+        TrustState::Untrusted => Finding::wrong("the webhook configuration has no CA bundle", log),
         TrustState::Trusted => {
             let Differences { lacks, more } = entries(desired, found.as_ref());
             let differing = |fields: &[String]| format!("{INJECTOR}: {}", few(fields));
@@ -334,7 +334,7 @@ async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding
                 Ok(()) if !more.is_empty() => Finding::odd(differing(&more), INSTALL_AGAIN),
                 Ok(()) => certificates::bundle(found.as_ref(), now),
                 Err(why) => Finding::wrong(
-                    format!("pods that ask for sidecars are not created: {why}"),
+                    format!("pods that request sidecars are not created: {why}"),
                     log,
                 ),
             }
@@ -365,14 +365,14 @@ fn few(names: &[String]) -> String {
 }
 
 fn unreadable(error: &ApiError) -> Finding {
-    Finding::odd(format!("cannot be looked at: {error}"), "ask as somebody who may read it")
+    Finding::odd(format!("cannot be checked: {error}"), "run it as a user with read permission")
 }
 
 /// The maximum time of one step. A client may retry a rejected request for minutes.
 const STEP_MAX: Duration = Duration::from_secs(15);
 /// The maximum time of all steps.
 const ALL_MAX: Duration = Duration::from_secs(50);
-const NO_ANSWER: &str = "there is no answer in time";
+const NO_ANSWER: &str = "no response in time";
 const OBJECTS: &str = "objects of the installation";
 /// The first minor version that supports `matchLabelKeys` and `nodeTaintsPolicy`, used to spread control
 /// planes.

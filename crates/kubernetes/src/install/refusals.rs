@@ -101,13 +101,13 @@ const REFUSED: &[Check] = &[
     Check {
         kind: "IngressBackend",
         holds: "has(object.spec.sources) && size(object.spec.sources) > 0",
-        message: "spec.sources: is empty, so that nobody could come in; name a Service, an IPRange, or \
+        message: "spec.sources: is empty, which allows no client; name a Service, an IPRange, or \
                   with `protocol: https` an AuthenticatedPrincipal",
     },
     Check {
         kind: "IngressBackend",
         holds: "has(object.spec.backends) && size(object.spec.backends) > 0",
-        message: "spec.backends: is empty, so that nothing is opened; name a Service and a port",
+        message: "spec.backends: is empty, which opens no port; name a Service and a port",
     },
 ];
 
@@ -119,15 +119,16 @@ const WARNED: &[Check] = &[
                 object.spec.sources.exists(it, it.kind in ['Service', 'IPRange']) || \
                 object.spec.backends.all(it, has(it.port) && has(it.port.protocol) && \
                 it.port.protocol.lowerAscii() == 'https')",
-        message: "spec.sources: let nobody in: who comes without TLS is known by the address alone; add \
-                  a source of the kind Service or IPRange, or use `protocol: https`. Leno opens nothing",
+        message: "spec.sources: allow no client: clients without TLS are identified by address \
+                  only; add a source of the kind Service or IPRange, or use `protocol: https`. \
+                  Leno rejects the policy",
     },
     Check {
         kind: "Egress",
         holds: "(has(object.spec.hosts) && size(object.spec.hosts) > 0) || \
                 (has(object.spec.ipAddresses) && size(object.spec.ipAddresses) > 0)",
-        message: "spec: says neither `hosts` nor `ipAddresses`, so that everything is meant; name the \
-                  hosts, or write `ipAddresses: [0.0.0.0/0]`. Leno opens nothing",
+        message: "spec: has neither `hosts` nor `ipAddresses`, and would match every destination; \
+                  name the hosts, or write `ipAddresses: [0.0.0.0/0]`. Leno rejects the policy",
     },
     Check {
         kind: "Egress",
@@ -135,8 +136,8 @@ const WARNED: &[Check] = &[
                 (has(object.spec.ipAddresses) && size(object.spec.ipAddresses) > 0) || \
                 object.spec.ports.all(it, has(it.protocol) && \
                 it.protocol.lowerAscii() in ['http', 'https'])",
-        message: "spec.ports: a port of the protocol tcp is not bounded by `hosts`; add `ipAddresses`, or \
-                  use `protocol: http` or `https`. Leno opens nothing",
+        message: "spec.ports: a port of the protocol tcp is not restricted by `hosts`; add \
+                  `ipAddresses`, or use `protocol: http` or `https`. Leno rejects the policy",
     },
 ];
 

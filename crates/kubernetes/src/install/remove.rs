@@ -102,7 +102,7 @@ pub async fn remove(
                 gone.map_err(|error| InstallError::of("get", &object, error))?
             }
             Ok(()) => "removed",
-            Err(error) if error.code() == Some(NOT_FOUND) => "is not there",
+            Err(error) if error.code() == Some(NOT_FOUND) => "does not exist",
             Err(error) => return Err(InstallError::of("remove", &object, error)),
         };
         told(Step { object, done });
@@ -224,8 +224,8 @@ fn agents_remain(step: &Step) -> InstallError {
         what: "the removal of the agents of nodes",
         within: GONE_LOOK_EVERY.saturating_mul(GONE_LOOKS),
         state: format!(
-            "pods of {} still end, perhaps on a node that is not ready; their account and its rights stay: repeat the \
-             command when the pods are gone",
+            "pods of {} are still terminating, perhaps on a node that is not ready; their account \
+             and its permissions are kept: repeat the command when the pods are gone",
             step.object
         ),
     }
@@ -323,7 +323,7 @@ mod tests {
         let step = Step { object: "DaemonSet leno-cni/leno-cni".to_owned(), done: BEING_REMOVED };
         let error = agents_remain(&step).to_string();
         assert!(
-            error.contains("was not reached within 60s: pods of DaemonSet leno-cni/leno-cni"),
+            error.contains("did not complete within 60s: pods of DaemonSet leno-cni/leno-cni"),
             "{error}"
         );
     }

@@ -85,7 +85,7 @@ pub async fn wait_for_control_planes(
         sleep(END_LOOK_EVERY).await;
     }
     let object = format!("Pods of Deployment {namespace}/{CONTROL}");
-    told(Step { object, done: "are still there, without rights" });
+    told(Step { object, done: "still exist, without permissions" });
     Ok(())
 }
 
@@ -170,7 +170,7 @@ impl Retraction<'_> {
                 None => format!("{} {name}", kind.kind),
             };
             match self.retract(form, object, &resource).await {
-                Ok(true) => told(Step { object: shown, done: "no longer claims an effect" }),
+                Ok(true) => told(Step { object: shown, done: "status is withdrawn" }),
                 Ok(false) => {}
                 Err(error) => self.failures.add(InstallError::of("patch", &shown, error)),
             }

@@ -97,8 +97,8 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
         .into_iter()
         .filter(|refused| !is_corrected(refused))
         .map(|refused| Rejected {
-            problem: "was applied and is not in the object: the API server dropped it, because the schema of \
-                      the kind does not have it"
+            problem: "was applied, but the API server dropped it because the schema of the kind \
+                      does not contain it"
                 .to_owned(),
             remedy: format!("{}; apply the object again", refused.remedy),
             ..refused
@@ -261,11 +261,9 @@ mod tests {
         applied["metods"] = json!(["GET"]);
         assert_eq!(
             read(&live, &applied).unwrap_err(),
-            [
-                "HTTPRouteGroup shop/reads: spec.matches[0].metods: was applied and is not in the object: the API \
-              server dropped it, because the schema of the kind does not have it; did you mean `methods`?; \
-              apply the object again"
-            ]
+            ["HTTPRouteGroup shop/reads: spec.matches[0].metods: was applied, but the API \
+                 server dropped it because the schema of the kind does not contain it; did you \
+                 mean `methods`?; apply the object again"]
         );
         // A field that a later edit removed is a known one.
         let edited = json!({"name": "all", "pathRegex": "/a", "methods": ["GET"]});

@@ -40,14 +40,20 @@ pub const UNHEEDED: &[(&str, &str)] = &[
     ("spec.traffic.useHTTPSIngress", "write `protocol: https` into IngressBackends"),
     ("spec.observability.tracing.enable", "write `tracing` into a MeshConfig of leno.dev"),
     ("spec.observability.remoteLogging.enable", "write `accessLog` into a MeshConfig of leno.dev"),
-    ("spec.sidecar.sidecarDisabledMTLS", "nothing: connections in the mesh are always encrypted"),
+    (
+        "spec.sidecar.sidecarDisabledMTLS",
+        "no replacement: connections in the mesh are always encrypted",
+    ),
     ("spec.sidecar.localDNSProxy.enable", "annotate namespaces or pods `leno.dev/dns: proxy`"),
     (
         "spec.sidecar.resources",
         "annotate namespaces or pods `leno.dev/sidecar-resource-limits-memory` and its like",
     ),
-    ("spec.sidecar.cipherSuites", "nothing: Leno speaks TLS 1.3 with its suites alone"),
-    ("spec.sidecar.ecdhCurves", "nothing: Leno speaks TLS 1.3 with its groups alone"),
+    (
+        "spec.sidecar.cipherSuites",
+        "no replacement: Leno supports only TLS 1.3 and its cipher suites",
+    ),
+    ("spec.sidecar.ecdhCurves", "no replacement: Leno supports only TLS 1.3 and its groups"),
     ("spec.featureFlags.enableEnvoyActiveHealthChecks", PROBED),
     ("spec.featureFlags.enableSidecarActiveHealthChecks", PROBED),
     ("spec.warmup.enable", "write `warmUp` into a LoadBalancing for the services that need it"),
@@ -56,10 +62,13 @@ const PROBED: &str = "write `healthCheck` into an OutlierRemoval for the service
 
 /// Fields for features that are always on, with a hint. They cause a warning if they disable the feature.
 pub const ALWAYS_ON: &[(&str, &str)] = &[
-    ("spec.featureFlags.enableEgressPolicy", "remove the Egress objects: what they say holds here"),
+    (
+        "spec.featureFlags.enableEgressPolicy",
+        "remove the Egress objects: they are always in force here",
+    ),
     (
         "spec.featureFlags.enableIngressBackendPolicy",
-        "remove the IngressBackend objects: what they say holds here",
+        "remove the IngressBackend objects: they are always in force here",
     ),
 ];
 
@@ -168,7 +177,7 @@ impl Reading<'_> {
     fn warn(&mut self, field: &str, remedy: &str) {
         self.warnings.push(Warning {
             at: place(&self.object.metadata, "MeshConfig", field),
-            problem: "is not heeded by Leno".to_owned(),
+            problem: "is not supported by Leno".to_owned(),
             remedy: remedy.to_owned(),
         });
     }
@@ -207,7 +216,7 @@ impl Reading<'_> {
             (
                 names.is_some(),
                 "subjectAltNames",
-                "name the ingress controller, by 1 to 16 names of the DNS",
+                "name the ingress controller with 1 to 16 DNS names",
             ),
             (lifetime.is_some(), "validityDuration", "use 10m to 2160h, such as 24h"),
             (secret.is_some(), "secret", "write the `name` and the `namespace` of a Secret"),
@@ -389,10 +398,10 @@ mod tests {
             told,
             [
                 "MeshConfig osm-system/osm-mesh-config: spec.observability.tracing.enable: is not \
-                 heeded by Leno; write `tracing` into a MeshConfig of leno.dev",
-                "MeshConfig osm-system/osm-mesh-config: spec.sidecar.resources: is not heeded by \
-                 Leno; annotate namespaces or pods `leno.dev/sidecar-resource-limits-memory` and its \
-                 like",
+                 supported by Leno; write `tracing` into a MeshConfig of leno.dev",
+                "MeshConfig osm-system/osm-mesh-config: spec.sidecar.resources: is not supported \
+                 by Leno; annotate namespaces or pods `leno.dev/sidecar-resource-limits-memory` \
+                 and its like",
             ]
         );
     }

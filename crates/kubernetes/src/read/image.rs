@@ -14,7 +14,7 @@ pub(super) fn images_of_others(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let written = others.filter(|key| annotations.is_some_and(|all| all.contains_key(key)));
     let told = written.map(|key| Warning {
         at: place(meta, kind, &format!("metadata.annotations[{key:?}]")),
-        problem: "is not heeded: it names an image of another mesh".to_owned(),
+        problem: "is ignored: it names an image of another mesh".to_owned(),
         remedy: format!("remove it; an image of Leno is named by {SIDECAR_IMAGE}"),
     });
     told.collect()
@@ -34,10 +34,9 @@ mod tests {
         };
         assert_eq!(
             of("flomesh.io/sidecar-image"),
-            [
-                "Namespace shop: metadata.annotations[\"flomesh.io/sidecar-image\"]: is not heeded: it names an image of \
-              another mesh; remove it; an image of Leno is named by leno.dev/sidecar-image"
-            ]
+            ["Namespace shop: metadata.annotations[\"flomesh.io/sidecar-image\"]: is ignored: \
+                 it names an image of another mesh; remove it; an image of Leno is named by \
+                 leno.dev/sidecar-image"]
         );
         assert_eq!(of("openservicemesh.io/sidecar-image").len(), 1);
         assert_eq!(of("leno.dev/sidecar-image"), [""; 0]);

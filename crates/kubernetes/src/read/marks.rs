@@ -46,7 +46,7 @@ mod tests {
         );
         assert_eq!(
             meant("leno.dev/zzz"),
-            "remove it, or look at the table of annotations in docs/kubernetes.md"
+            "remove it, or see the table of annotations in docs/kubernetes.md"
         );
         for known in [
             "leno.dev/injection",

@@ -55,14 +55,14 @@ mod tests {
         assert_eq!(read(both), Ok(Admission { mode, plaintext }));
         assert_eq!(
             read(json!({"leno.dev/plaintext": "yes"})).unwrap_err(),
-            "Namespace shop: metadata.annotations[\"leno.dev/plaintext\"]: \"yes\" is no choice; \
-             the last good annotations stay in force, or refuse if there are none; use refuse \
-             or accept, or remove it"
+            "Namespace shop: metadata.annotations[\"leno.dev/plaintext\"]: \"yes\" is not a \
+             choice; the last valid annotations stay in force, or refuse if there are none; use \
+             refuse or accept, or remove it"
         );
         assert_eq!(
             read(json!({"leno.dev/traffic-mode": "Strict"})).unwrap_err(),
-            "Namespace shop: metadata.annotations[\"leno.dev/traffic-mode\"]: \"Strict\" is no \
-             mode; the last good annotations stay in force, or strict mode if there are none; use \
+            "Namespace shop: metadata.annotations[\"leno.dev/traffic-mode\"]: \"Strict\" is not a \
+             mode; the last valid annotations stay in force, or strict mode if there are none; use \
              permissive or strict or audit, or remove it"
         );
     }

@@ -30,16 +30,13 @@ pub(crate) fn nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) 
     match distribution {
         Some("PreferClose" | "PreferSameZone") => return (Some(Nearness::Zone), None),
         Some("PreferSameNode") => {
-            let problem = "is heeded as PreferSameZone for clients in the mesh";
+            let problem = "is treated as PreferSameZone for clients in the mesh";
             let warning = warn(DISTRIBUTION, problem, "use PreferSameZone");
             return (Some(Nearness::Zone), Some(warning));
         }
         Some(_) => {
-            let warning = warn(
-                DISTRIBUTION,
-                "is not known here, and not heeded",
-                "use PreferSameZone, or remove it",
-            );
+            let warning =
+                warn(DISTRIBUTION, "is unknown and ignored", "use PreferSameZone, or remove it");
             return (None, Some(warning));
         }
         None => {}
@@ -132,10 +129,10 @@ mod tests {
         }
         let (nearness, warning) = of(json!("PreferSameNode"), none.clone());
         assert_eq!(nearness, Some(Nearness::Zone));
-        assert!(warning.unwrap().contains("is heeded as PreferSameZone"));
+        assert!(warning.unwrap().contains("is treated as PreferSameZone"));
         let (nearness, warning) = of(json!("Elsewhere"), none);
         assert_eq!(nearness, None);
-        assert!(warning.unwrap().contains("is not known here"));
+        assert!(warning.unwrap().contains("is unknown"));
     }
 
     #[test]

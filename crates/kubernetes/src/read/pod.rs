@@ -151,7 +151,7 @@ fn weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     let usual = Weight::default();
     let warning = Warning {
         at: place(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
-        problem: format!("{shown:?} is no weight, and {} is in force", usual.number()),
+        problem: format!("{shown:?} is not a weight; {} is in force", usual.number()),
         remedy: "use a number from 1 to 1000, or remove it".to_owned(),
     };
     (usual, Some(warning))

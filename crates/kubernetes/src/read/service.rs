@@ -36,10 +36,10 @@ pub fn service(service: &Served) -> ServiceReading {
         return ServiceReading::Foreign("it has no spec");
     };
     if spec.type_.as_deref() == Some("ExternalName") {
-        return ServiceReading::Foreign("its name leads out of the cluster");
+        return ServiceReading::Foreign("it refers to a name outside the cluster");
     }
     if meta.labels.as_ref().is_some_and(|labels| labels.contains_key(GATEWAY_PART)) {
-        return ServiceReading::Foreign("it is the entrance of a gateway");
+        return ServiceReading::Foreign("it is the Service of a gateway");
     }
     let written = spec.selector.clone().filter(|selector| !selector.is_empty());
     let is_listed = written.is_none();
@@ -56,8 +56,7 @@ pub fn service(service: &Served) -> ServiceReading {
                 if !known {
                     warnings.push(Warning {
                         at: place(meta, "Service", &format!("spec.ports[{index}].appProtocol")),
-                        problem: "is not known here, so that the port carries plain bytes"
-                            .to_owned(),
+                        problem: "is unknown; the port is treated as TCP".to_owned(),
                         remedy: "use http, http2, grpc or tcp, or remove it".to_owned(),
                     });
                 }
@@ -66,7 +65,7 @@ pub fn service(service: &Served) -> ServiceReading {
             None => {
                 return ServiceReading::Refused(Rejected {
                     at: place(meta, "Service", &format!("spec.ports[{index}]")),
-                    problem: "has a number or name that is none".to_owned(),
+                    problem: "has an invalid number or name".to_owned(),
                     remedy: "use a number from 1 to 65535 and names of lower-case letters, digits \
                              and `-`"
                         .to_owned(),
@@ -165,14 +164,14 @@ fn unheeded(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
     if spec.session_affinity.as_deref().is_some_and(|affinity| affinity != "None") {
         warnings.push(warn(
             "spec.sessionAffinity",
-            "is not heeded for clients in the mesh",
+            "is ignored for clients in the mesh",
             "use a LoadBalancing with a key",
         ));
     }
     if spec.internal_traffic_policy.as_deref() == Some("Local") {
         warnings.push(warn(
             "spec.internalTrafficPolicy",
-            "is not heeded for clients in the mesh, which use every endpoint",
+            "is ignored for clients in the mesh, which use all endpoints",
             "use Cluster",
         ));
     }

@@ -32,7 +32,7 @@ pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u
                 }
             }
             Ok(Event::Init | Event::InitDone | Event::Delete(_)) => {}
-            Err(error) => tracing::debug!(%error, "definitions of kinds cannot be watched"),
+            Err(error) => tracing::debug!(%error, "cannot watch CustomResourceDefinitions"),
         }
     }
 }

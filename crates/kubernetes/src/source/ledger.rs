@@ -548,7 +548,7 @@ impl Ledger {
             let Some(why) = &standing.forbidden else { continue };
             let kind = standing.watched.word();
             let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
-            let problem = format!("the API server forbids to read it ({why})");
+            let problem = format!("the API server denies read access ({why})");
             let remedy = "allow the control plane's ServiceAccount to list and watch it".to_owned();
             // Without the MeshConfig the policies in force are unknown.
             match kind {

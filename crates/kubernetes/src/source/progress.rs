@@ -28,8 +28,8 @@ impl fmt::Display for Progress {
             }
             (forbidden, _) => write!(
                 f,
-                "the API server forbids to list {}, without which nobody knows who may call \
-                 whom: allow the control plane's ServiceAccount to list and watch it",
+                "the API server denies listing {}, which is required for authorization: allow the \
+                 control plane's ServiceAccount to list and watch it",
                 forbidden.join(", ")
             ),
         }

@@ -36,7 +36,7 @@ impl Told {
         match create_or_count(client, &event).await {
             Ok(count) => Some(Self { note: note.to_owned(), event, count, at: now }),
             Err(error) => {
-                tracing::debug!(kind = object.kind, name, %error, "an event cannot be written");
+                tracing::debug!(kind = object.kind, name, %error, "cannot write an event");
                 None
             }
         }
@@ -59,7 +59,7 @@ impl Told {
             // Retried in the next round.
             Err(error) => {
                 let name = self.event.metadata.name.as_deref();
-                tracing::debug!(name, %error, "an event cannot be renewed");
+                tracing::debug!(name, %error, "cannot renew an event");
             }
         }
         true
@@ -161,7 +161,7 @@ pub(crate) async fn warn(
 ) {
     let event = warning(CONTROL, object, (reason, action), note);
     if let Err(error) = create_or_count(client, &event).await {
-        tracing::debug!(kind = object.kind, name = object.name, %error, "an event cannot be written");
+        tracing::debug!(kind = object.kind, name = object.name, %error, "cannot write an event");
     }
 }
 

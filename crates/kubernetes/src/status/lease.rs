@@ -73,8 +73,11 @@ async fn hold_looking(
         if leading.send_replace(holds) != holds {
             let name = candidate.name.as_str();
             match holds {
-                true => tracing::info!(name, "writes the status of objects from now on"),
-                false => tracing::info!(name, "writes no status of objects any more"),
+                true => tracing::info!(name, "this control plane now writes the status of objects"),
+                false => tracing::info!(
+                    name,
+                    "this control plane no longer writes the status of objects"
+                ),
             }
         }
     }
@@ -101,7 +104,7 @@ async fn until_free(events: &mut Option<LeaseEvents>) {
             }
             Ok(Event::Delete(_)) => return,
             Ok(_) => {}
-            Err(error) => tracing::debug!(%error, "the lease cannot be watched"),
+            Err(error) => tracing::debug!(%error, "cannot watch the lease"),
         }
     }
     std::future::pending().await

@@ -40,10 +40,10 @@ pub enum AuthorityError {
     )]
     Unreadable(&'static str),
     /// A certificate cannot be created.
-    #[error("a certificate for the webhook cannot be made")]
+    #[error("cannot create a certificate for the webhook")]
     Encoding(#[from] rcgen::Error),
     /// TLS rejects it.
-    #[error("a certificate for the webhook cannot be used")]
+    #[error("cannot use a certificate for the webhook")]
     Tls(#[from] rustls::Error),
 }
 

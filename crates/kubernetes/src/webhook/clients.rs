@@ -107,7 +107,7 @@ fn verifier(
     let invalid =
         |problem: String| ClientAuthoritiesError::Invalid { path: path.to_owned(), problem };
     if text.contains("PRIVATE KEY-----") {
-        return Err(invalid("it holds a private key".to_owned()));
+        return Err(invalid("it contains a private key".to_owned()));
     }
     let mut roots = RootCertStore::empty();
     for der in CertificateDer::pem_slice_iter(text.as_bytes()) {

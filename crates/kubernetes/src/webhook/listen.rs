@@ -83,7 +83,7 @@ async fn serve_one(
     };
     let stream = match greeted {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::debug!(%error, "a handshake with the webhook failed"),
+        Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake with the webhook failed"),
         Err(_) => return,
     };
     let service = service_fn(|request: Request<Incoming>| {
@@ -105,7 +105,7 @@ async fn serve_one(
     let connection = pin!(connection);
     let served = end.serving(&half_open, connection, |it| it.graceful_shutdown()).await;
     if let Ok(Err(error)) = served {
-        tracing::debug!(%error, "a connection for the webhook ended badly");
+        tracing::debug!(%error, "connection to the webhook failed");
     }
 }
 
@@ -125,7 +125,7 @@ impl Answering {
         (half_open, source): (&HalfOpen, Source),
     ) -> Response<Full<Bytes>> {
         if request.uri().path() != MUTATE_PATH {
-            return text(StatusCode::NOT_FOUND, "there is nothing here; ask /mutate");
+            return text(StatusCode::NOT_FOUND, "not found; use /mutate");
         }
         if request.method() != Method::POST {
             return text(StatusCode::METHOD_NOT_ALLOWED, "send an AdmissionReview");
@@ -133,8 +133,10 @@ impl Answering {
         let body = Limited::new(request.into_body(), BODY_MAX).collect();
         let body = match timeout(BODY_TIME_MAX, body).await {
             Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(_)) => return text(StatusCode::PAYLOAD_TOO_LARGE, "too much, or broken off"),
-            Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "the body did not come"),
+            Ok(Err(_)) => {
+                return text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large or incomplete");
+            }
+            Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "timeout while reading the body"),
         };
         // Until here the connection waits for the peer.
         let _answering = half_open.answering();
@@ -162,7 +164,7 @@ impl Answering {
             Ok(Err(error)) => {
                 return review.refuse_for(UNAVAILABLE, UNREADABLE, &error.to_string());
             }
-            Err(_) => return review.refuse_for(UNAVAILABLE, UNREADABLE, "no answer in time"),
+            Err(_) => return review.refuse_for(UNAVAILABLE, UNREADABLE, "no response in time"),
         };
         let facts = NamespaceFacts::from(namespace);
         let settings = self.settings.borrow().clone();

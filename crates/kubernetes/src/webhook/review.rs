@@ -26,7 +26,7 @@ pub(super) struct Review {
 /// The reason that a request has no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum InvalidReview {
-    #[error("this is no AdmissionReview of admission.k8s.io/v1")]
+    #[error("the body is not an AdmissionReview of admission.k8s.io/v1")]
     Form,
     #[error("request.namespace is not the name of a namespace: it has to be a DNS-1123 label")]
     Namespace,
@@ -75,7 +75,7 @@ impl Review {
                         namespace = namespace.name,
                         pod = self.name(),
                         suppressed,
-                        "a pod gets a sidecar"
+                        "sidecar injected"
                     );
                 }
                 let patch = STANDARD.encode(patch(&self.object, &pod).to_string());
@@ -96,7 +96,7 @@ impl Review {
                     namespace = namespace.name,
                     pod = self.name(),
                     %skip,
-                    "a pod gets no sidecar"
+                    "no sidecar injected"
                 );
                 self.allow()
             }

@@ -56,7 +56,7 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
     }
     if policy.hosts.is_empty() && policy.ranges.is_empty() && is_named {
         spec.refuse(
-            "says neither `hosts` nor `ipAddresses`, so that everything is meant",
+            "has neither `hosts` nor `ipAddresses`, and would match every destination",
             "name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant",
         );
     }

@@ -96,7 +96,7 @@ fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) 
     let names_places = sources.iter().any(|it| is_place(&it));
     match entry {
         Entry::Http | Entry::Grpc | Entry::Tcp if !names_places => element.refuse(
-            "lets nobody in: who comes without TLS is known by the address alone",
+            "allows no client: clients without TLS are identified by address only",
             "add a source of the kind Service or IPRange, or use `protocol: https`",
         ),
         Entry::Https { proof: Proof::Required, .. } if !names_somebody => element.refuse(

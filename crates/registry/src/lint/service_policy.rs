@@ -118,7 +118,7 @@ impl World<'_> {
         match Standing::of(policy, ports, self) {
             Standing::Overruled(winner) => lint.warn(
                 "metadata.name".to_owned(),
-                format!("decides nothing: {winner} decides wherever this policy is attached"),
+                format!("has no effect: {winner} takes precedence at all of its targets"),
                 "attach it to other services or ports, or remove one of the two",
             ),
             Standing::Idle(idle) => lint.warn(

@@ -101,7 +101,7 @@ impl World<'_> {
                 };
                 lint.warn(
                     "spec.service".to_owned(),
-                    format!("the {key} is attached to {place}, and decides there alone"),
+                    format!("the {key} is attached to {place} and takes precedence there"),
                     "use one of the two for a port",
                 );
             }

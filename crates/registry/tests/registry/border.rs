@@ -72,7 +72,7 @@ fn refuses_what_opens_nothing_or_more_than_is_meant() {
             spec.sources: is empty; name who may come in
             spec.backends[0].port.protocol: "tcp" is not known here; use `http`, `https` or `grpc`
             spec.sources[0].name: "10.0.0.1/8" is not a range of addresses; use its first address and its bits, such as 10.1.0.0/16 or 10.1.2.3/32
-            spec.backends[0]: lets nobody in: who comes without TLS is known by the address alone; add a source of the kind Service or IPRange, or use `protocol: https`
+            spec.backends[0]: allows no client: clients without TLS are identified by address only; add a source of the kind Service or IPRange, or use `protocol: https`
             spec.backends[0]: wants certificates, and no source says whose; add a source of the kind AuthenticatedPrincipal, or set `tls.skipClientCertValidation` to true
             spec.backends[0]: skips the certificates of clients, and a source goes by them; remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`
             spec.backends[0].tls: says something about TLS, and the port is opened without; remove it, or use `protocol: https`
@@ -182,7 +182,7 @@ fn refuses_an_egress_that_means_nothing_or_everything() {
         &specs,
         &expect![[r#"
             spec.sources: is missing; add `sources`
-            spec: says neither `hosts` nor `ipAddresses`, so that everything is meant; name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant
+            spec: has neither `hosts` nor `ipAddresses`, and would match every destination; name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant
             spec.hosts: means nothing: nothing names a host on a port of the protocol tcp; use `ipAddresses`, or `protocol: http` or `https`
             spec.ports[1]: is open to every address: `hosts` do not bound a port of the protocol tcp; split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is meant
             spec.hosts[0]: "A.b:80" is not a host name; use one in lower case without a port, such as api.example.com or *.example.com

@@ -224,6 +224,6 @@ fn warns_of_a_bound_for_connections_where_requests_share_a_link() {
     let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
         CircuitBreaker default/a: spec.limits.connections: bounds nothing: the requests of these ports share links; bound the requests under way instead
-        UpstreamTrafficSetting default/c: metadata.name: decides nothing: CircuitBreaker default/b decides wherever this policy is attached; attach it to other services or ports, or remove one of the two
+        UpstreamTrafficSetting default/c: metadata.name: has no effect: CircuitBreaker default/b takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
     "#]].assert_eq(&lines.concat());
 }

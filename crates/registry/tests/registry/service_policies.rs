@@ -309,7 +309,7 @@ fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
-        OutlierRemoval default/b: metadata.name: decides nothing: OutlierRemoval default/a decides wherever this policy is attached; attach it to other services or ports, or remove one of the two
+        OutlierRemoval default/b: metadata.name: has no effect: OutlierRemoval default/a takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
         OutlierRemoval default/c: spec.targetRefs[0].name: there is no Service default/wbe; did you mean `web`?
         OutlierRemoval default/d: spec.targetRefs[0].port: the Service default/web has no port 81; use `80`
         SermantRemoval default/s: spec.config: has a rule for wbe, and there is no Service default/wbe; did you mean `web`?

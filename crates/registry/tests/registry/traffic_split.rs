@@ -160,10 +160,10 @@ spec:
         TrafficSplit shop/canary: spec.backends[1].service: no ReferenceGrant in other permits it, so that its share is answered 500; add one there, from TrafficSplits in shop to the Service
         TrafficSplit shop/canary: spec.matches[0].name: there is no HTTPRouteGroup shop/gold, so that it splits no request; did you mean `golden`?
         TrafficSplit shop/canary: spec.matches[1].name: there is no HTTPRouteGroup shop/beta, so that it splits no request; add the HTTPRouteGroup
-        TrafficSplit shop/canary: spec.service: the HTTPRoute shop/web is attached to port 80 of it, and decides there alone; use one of the two for a port
+        TrafficSplit shop/canary: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
         TrafficSplit shop/a: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so that its share is answered 500 there; give it the ports of the root: `80` or `5432`
-        TrafficSplit shop/a: spec.service: the HTTPRoute shop/web is attached to port 80 of it, and decides there alone; use one of the two for a port
-        TrafficSplit shop/b: spec.service: the HTTPRoute shop/web is attached to port 80 of it, and decides there alone; use one of the two for a port
+        TrafficSplit shop/a: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
+        TrafficSplit shop/b: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
         TrafficSplit shop/b: spec.service: the TrafficSplit shop/a is for the same service and comes first by name, so that this one decides nothing; remove one of the two, or say by `matches` which requests this one splits
     "#]].assert_eq(&lines.concat());
 }

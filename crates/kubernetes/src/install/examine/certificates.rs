@@ -28,20 +28,20 @@ pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: Syst
         );
     };
     let remedy = match key {
-        INTERMEDIATE => "let whoever made it renew it, as cert-manager does",
+        INTERMEDIATE => "renew it with its issuer, such as cert-manager",
         _ => "replace the root: see `leno root --help`",
     };
     // The first certificate is the signing one.
     match ends(&certificates.0, now).first() {
         Some(Some(days)) if *days < DAYS_MIN_SIGNER && key == INTERMEDIATE => {
-            Finding::odd(format!("the intermediate authority ends in {days} days"), remedy)
+            Finding::odd(format!("the intermediate CA expires in {days} days"), remedy)
         }
         Some(Some(days)) if *days < DAYS_MIN && key != INTERMEDIATE => {
-            Finding::odd(format!("the authority ends in {days} days"), remedy)
+            Finding::odd(format!("the CA expires in {days} days"), remedy)
         }
         Some(Some(days)) => Finding::Well(format!("valid for {days} days")),
         Some(None) | None => {
-            Finding::wrong("its certificate is not valid: no sidecar gets one", remedy)
+            Finding::wrong("its certificate is not valid: sidecars get no certificates", remedy)
         }
     }
 }
@@ -64,7 +64,7 @@ pub(super) async fn roots(client: &Client, namespace: &NamespaceName, now: Syste
     match ends.iter().max() {
         None => Finding::wrong("none is valid", remedy),
         Some(days) if *days < DAYS_MIN => {
-            Finding::odd(format!("the last one ends in {days} days"), remedy)
+            Finding::odd(format!("the last one expires in {days} days"), remedy)
         }
         Some(days) => Finding::Well(format!("{}, valid for {days} days", ends.len())),
     }
@@ -81,14 +81,14 @@ pub(super) fn bundle(
     let ends = bundles.map(|bundle| ends(&bundle.0, now).into_iter().flatten().max());
     match ends.min() {
         Some(Some(days)) if days < DAYS_MIN => Finding::odd(
-            format!("pods get sidecars, and what the API server trusts ends in {days} days"),
-            "see the log of the control plane, which replaces it a year before",
+            format!("pods get sidecars; the webhook's CA bundle expires in {days} days"),
+            "see the log of the control plane, which renews it a year before expiry",
         ),
         Some(Some(days)) => Finding::Well(format!(
-            "pods get sidecars; what the API server trusts is valid for {days} days"
+            "pods get sidecars; the webhook's CA bundle is valid for {days} days"
         )),
         Some(None) | None => Finding::wrong(
-            "what the API server trusts is not valid",
+            "the webhook's CA bundle is not valid",
             "see the log of the control plane",
         ),
     }

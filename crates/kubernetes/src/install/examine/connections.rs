@@ -47,7 +47,8 @@ pub(super) async fn connections(
                 "not reported yet by the control plane that holds the Lease".to_owned(),
             ),
             (None, None) => Finding::odd(
-                "no control plane holds the Lease leno-control, so that none reports which sidecars are connected",
+                "no control plane holds the Lease leno-control, so connected sidecars are not \
+                 reported",
                 format!("see `kubectl -n {namespace} logs deployment/leno-control`"),
             ),
         };
@@ -71,10 +72,11 @@ fn compared(known: &SidecarConnections, replicas: usize, pods: &[Pod], are_more:
     if !knows_all(known, replicas) {
         return Finding::odd(
             format!(
-                "the control plane that holds the Lease knows the sidecars of {} of {replicas} control planes",
+                "the control plane that holds the Lease has reports from {} of {replicas} control \
+                 planes",
                 known.peers + 1
             ),
-            "let control planes reach each other at port 15010, and run this again",
+            "allow connections between control planes to port 15010, and run this again",
         );
     }
     let is_ready = |pod: &Pod| {
@@ -98,7 +100,8 @@ fn compared(known: &SidecarConnections, replicas: usize, pods: &[Pod], are_more:
     let (namespace, pod) = first.split_once('/').unwrap_or(("default", first));
     Finding::wrong(
         format!(
-            "the sidecars of {} are connected to no control plane and receive no change and no new certificate ({count} in ready pods)",
+            "the sidecars of {} are connected to no control plane and receive no changes and no \
+             new certificates ({count} in ready pods)",
             few(&names)
         ),
         format!(
@@ -153,13 +156,7 @@ mod tests {
         check(&known(1, &["web-9"], 1), 2, true, true, "shop/web-9");
         check(&known(1, &["web-1", "web-3"], 40), 2, false, true, "(40 in ready pods)");
         // A control plane that is unaware of another one's sidecars does not know all connected ones.
-        check(
-            &known(0, &["web-1"], 1),
-            2,
-            false,
-            false,
-            "knows the sidecars of 1 of 2 control planes",
-        );
+        check(&known(0, &["web-1"], 1), 2, false, false, "has reports from 1 of 2 control planes");
         check(&known(0, &["web-1"], 1), 1, false, true, "shop/web-1");
     }
 

@@ -55,7 +55,8 @@ async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Findin
                 },
                 others => Err(Finding::wrong(
                     format!(
-                        "there is one in each of {namespace}, {}, and they share kinds and webhook",
+                        "there is one in each of the namespaces {namespace}, {}, and they share \
+                         CRDs and webhook",
                         others.join(", ")
                     ),
                     "name one with -n, and uninstall the others",
@@ -68,7 +69,7 @@ async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Findin
 /// Checks that all its pods are available.
 pub(super) fn state(namespace: &str, deployment: &Deployment) -> Finding {
     match lacking(deployment) {
-        None => Finding::Well(format!("all pods are there, in {namespace}")),
+        None => Finding::Well(format!("all pods are ready, in {namespace}")),
         Some(lacks) => Finding::wrong(
             lacks,
             format!("see `kubectl -n {namespace} describe pods` and their logs"),
@@ -124,14 +125,15 @@ fn shared(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
     match (crowded, free.first()) {
         (Some((node, pods)), Some(_)) => Finding::odd(
             format!(
-                "{} of them share the node {node}, and {} could take one: losing {node} takes them all",
+                "{} of them share the node {node}, and {} could run one: a failure of {node} stops \
+                 all of them",
                 pods.len(),
                 few(&free)
             ),
             format!("delete one: `kubectl -n {namespace} delete pod {}`", pods[0]),
         ),
         (Some((node, pods)), None) => Finding::Well(format!(
-            "{} share the node {node}, and no other one takes them",
+            "{} share the node {node}, and no other node can run them",
             pods.len()
         )),
         (None, _) => Finding::Well(format!("on {} nodes", by_node.len())),
@@ -178,15 +180,15 @@ mod tests {
             assert!(found.to_string().contains(words), "{found}");
         };
         let nodes = [first.clone(), second.clone()];
-        check(&both, &nodes, false, "2 of them share the node n1, and n2 could take one");
+        check(&both, &nodes, false, "2 of them share the node n1, and n2 could run one");
         check(&[pod("a", "n1"), pod("b", "n2")], &nodes, true, "on 2 nodes");
-        check(&both, std::slice::from_ref(&first), true, "no other one takes them");
+        check(&both, std::slice::from_ref(&first), true, "no other node can run them");
         for other in [
             node("n2", json!({}), "False"),
             node("n2", json!({"unschedulable": true}), "True"),
             node("n2", json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}), "True"),
         ] {
-            check(&both, &[first.clone(), other], true, "no other one takes them");
+            check(&both, &[first.clone(), other], true, "no other node can run them");
         }
     }
 }

@@ -49,7 +49,7 @@ pub(super) async fn sidecars(
     let connected = connections(client, namespace, control, members.pods, members.more).await;
     found.push(("connections of sidecars", connected));
     let serving = members.serving(&name_servers(client).await);
-    found.extend(serving.into_iter().map(|finding| ("sidecars that serve", finding)));
+    found.extend(serving.into_iter().map(|finding| ("readiness of sidecars", finding)));
     found.extend(roots.map(|roots| ("roots of sidecars", members.roots(&roots))));
     found
 }
@@ -86,7 +86,7 @@ impl Members<'_> {
                     others.len(),
                     few(others)
                 ),
-                "restart their workloads, unless their image is wanted",
+                "restart their workloads, unless this image is intended",
             ),
         }
     }
@@ -100,8 +100,9 @@ impl Members<'_> {
         if let [_, ..] = without_names.as_slice() {
             found.push(Finding::wrong(
                 format!(
-                    "the sidecars of {} do not serve, and the DNS policy of their pods leaves out the cluster's name \
-                     server, which knows the control plane, or the search domain of the cluster",
+                    "the sidecars of {} are not ready, and the DNS policy of their pods omits the \
+                     cluster's DNS server, which resolves the control plane's name, or its search \
+                     domain",
                     few(&without_names)
                 ),
                 "use `dnsPolicy: ClusterFirst`, or `None` with the address of the cluster's DNS Service in \
@@ -111,8 +112,8 @@ impl Members<'_> {
         }
         if let [_, ..] = silent.as_slice() {
             found.push(Finding::odd(
-                format!("{} of {} do not serve: {}", silent.len(), self.looked(), few(&silent)),
-                "see `kubectl logs POD -c leno-proxy`, if they are not just starting",
+                format!("{} of {} are not ready: {}", silent.len(), self.looked(), few(&silent)),
+                "see `kubectl logs POD -c leno-proxy`, unless they are starting",
             ));
         }
         if found.is_empty() {
@@ -249,7 +250,7 @@ fn held(sets: &[ReplicaSet], lacking: &[Lacking], events: &[Event]) -> Finding {
         None => Finding::Well("none".to_owned()),
         Some((first, message)) => Finding::wrong(
             format!("pods of {} are not created; of {first}: {message}", few(&names)),
-            "correct what the message names; `kubectl describe` of each object shows its own",
+            "correct the problem in the message; `kubectl describe` of each object shows its own",
         ),
     }
 }
@@ -321,10 +322,10 @@ pub(super) async fn namespaces(client: &Client, system: &str, control: &Deployme
     let closed: Vec<String> = injected.iter().filter_map(enforced).collect();
     match closed.as_slice() {
         [_, ..] if !Installed::of(control).cni => Finding::wrong(
-            format!("pods need NET_ADMIN, which {} refuse", few(&closed)),
+            format!("pods need NET_ADMIN, which {} reject", few(&closed)),
             format!("run `leno install -n {system} --cni --apply`"),
         ),
-        _ => Finding::Well(format!("{} whose pods get sidecars", injected.len())),
+        _ => Finding::Well(format!("{} with sidecar injection", injected.len())),
     }
 }
 
@@ -421,7 +422,7 @@ mod tests {
         check(&members.images("leno:2"), false, "2 of 2 have another image than leno:2");
         let silent = [pod("c", false, "ClusterFirst", &new)];
         let members = Members { pods: &silent, more: false };
-        check(&members.serving(&[])[0], false, "1 of 1 do not serve: shop/c");
+        check(&members.serving(&[])[0], false, "1 of 1 are not ready: shop/c");
         let searching = |name: &str, address: &str, searches: &[&str]| {
             let mut pod = pod(name, false, "None", &new);
             let config = json!({"nameservers": [address], "searches": searches});
@@ -438,9 +439,9 @@ mod tests {
         let members = Members { pods: &unresolved, more: false };
         let found = members.serving(&["10.96.0.10".to_owned()]);
         assert_eq!(found.len(), 2);
-        check(&found[0], false, "shop/d, shop/e, shop/f do not serve, and the DNS policy");
-        check(&found[1], false, "1 of 4 do not serve: shop/g");
-        check(&members.serving(&[])[1], false, "2 of 4 do not serve: shop/f, shop/g");
+        check(&found[0], false, "shop/d, shop/e, shop/f are not ready, and the DNS policy");
+        check(&found[1], false, "1 of 4 are not ready: shop/g");
+        check(&members.serving(&[])[1], false, "2 of 4 are not ready: shop/f, shop/g");
         // Issue 27: the name of the control plane is relative to the domain of the cluster.
         let usual = ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local"];
         let searching = [
@@ -450,9 +451,9 @@ mod tests {
         ];
         let members = Members { pods: &searching, more: false };
         let found = members.serving(&["10.96.0.10".to_owned()]);
-        check(&found[0], false, "shop/h, shop/i do not serve, and the DNS policy");
+        check(&found[0], false, "shop/h, shop/i are not ready, and the DNS policy");
         check(&found[0], false, "in spec.dnsConfig.searches");
-        check(&found[1], false, "1 of 3 do not serve: shop/j");
+        check(&found[1], false, "1 of 3 are not ready: shop/j");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(super) async fn agents(
     };
     match (wanted, set) {
         (false, None) => {
-            Finding::Well("init containers of pods lead connections to sidecars".to_owned())
+            Finding::Well("init containers of pods redirect connections to sidecars".to_owned())
         }
         (false, Some(_)) => Finding::odd(
             format!(
@@ -34,7 +34,7 @@ pub(super) async fn agents(
             ),
             format!(
                 "`leno install -n {namespace} --cni --apply` uses them; `kubectl -n {CNI} delete \
-                 daemonset {CNI}` takes them out"
+                 daemonset {CNI}` removes them"
             ),
         ),
         (true, None) => Finding::wrong(

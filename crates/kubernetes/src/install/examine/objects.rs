@@ -88,7 +88,7 @@ fn judged(looks: Vec<Result<Look, ApiError>>) -> Finding {
         }
     }
     match (wrong.as_slice(), odd.as_slice(), unread) {
-        ([], [], None) => Finding::Well(format!("{count} are as `leno install` makes them")),
+        ([], [], None) => Finding::Well(format!("{count} match the output of `leno install`")),
         (wrong @ [_, ..], ..) => Finding::wrong(few(wrong), AGAIN),
         (_, odd @ [_, ..], _) => Finding::odd(few(odd), AGAIN),
         (_, _, Some(error)) => unreadable(&error),
@@ -128,10 +128,10 @@ impl Differences {
             Value::Array(entries) => self.compare_lists(path, entries, found),
             desired if is_same(desired, found) => {}
             desired if found.is_null() => {
-                self.lacks.push(format!("{path} is absent, and not {}", shown(desired)));
+                self.lacks.push(format!("{path} is absent, expected {}", shown(desired)));
             }
             desired => {
-                self.lacks.push(format!("{path} is {}, and not {}", shown(found), shown(desired)));
+                self.lacks.push(format!("{path} is {}, expected {}", shown(found), shown(desired)));
             }
         }
     }
@@ -157,7 +157,7 @@ impl Differences {
         }
         let more = found.len().saturating_sub(desired.len());
         if more > 0 {
-            self.more.push(format!("{path} has {more} more than are installed"));
+            self.more.push(format!("{path} has {more} more than the installation"));
         }
     }
 }
@@ -259,17 +259,17 @@ mod tests {
             (
                 "/webhooks/0/failurePolicy",
                 json!("Ignore"),
-                "failurePolicy is \"Ignore\", and not \"Fail\"",
+                "failurePolicy is \"Ignore\", expected \"Fail\"",
             ),
             (
                 "/webhooks/0/clientConfig/service/port",
                 json!(8443),
-                "clientConfig.service.port is 8443, and not 443",
+                "clientConfig.service.port is 8443, expected 443",
             ),
             (
                 "/webhooks/0/rules/0/operations/0",
                 json!("UPDATE"),
-                "rules[0].operations[0] is \"UPDATE\", and not \"CREATE\"",
+                "rules[0].operations[0] is \"UPDATE\", expected \"CREATE\"",
             ),
         ] {
             let mut other = manifest.clone();
@@ -281,7 +281,8 @@ mod tests {
         let selector = "/webhooks/0/namespaceSelector/matchExpressions";
         let expressions = other.pointer_mut(selector).unwrap().as_array_mut().unwrap();
         expressions.insert(0, json!({"key": "control-plane", "operator": "DoesNotExist"}));
-        let more = "webhooks[namespace.sidecar-injector.leno.dev].namespaceSelector.matchExpressions has 1 more than are installed";
+        let more = "webhooks[namespace.sidecar-injector.leno.dev].namespaceSelector.matchExpressions \
+                    has 1 more than the installation";
         check(&manifest, &other, &[], &[more]);
     }
 

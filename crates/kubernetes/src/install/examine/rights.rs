@@ -24,10 +24,10 @@ pub(super) async fn permissions(client: &Client) -> Finding {
         }
     }
     match lacking.as_slice() {
-        [] => Finding::Well("you have them".to_owned()),
+        [] => Finding::Well("granted".to_owned()),
         lacking => Finding::odd(
             format!("not permitted to create {}", lacking.join(", ")),
-            "get the rights of cluster-admin before you install or upgrade",
+            "get the permissions of cluster-admin before you install or upgrade",
         ),
     }
 }

@@ -136,11 +136,11 @@ impl Ledger {
             told.ports.iter().any(|known| known.port == port)
         };
         if members().next().is_some() && !members().any(has_port) {
-            return Some(format!("no pod behind {name} has the port {port}"));
+            return Some(format!("no pod of the Service {name} has the port {port}"));
         }
         let contradicted = |it: &Workload| self.contradicted(it, (policy, backend));
         let first = members().find_map(contradicted)?;
-        Some(format!("the {first} opens port {port} of pods behind {name} in another way"))
+        Some(format!("the {first} opens port {port} of pods of {name} with other settings"))
     }
 
     /// Returns the policy that already opens a port of a pod differently, through another service.

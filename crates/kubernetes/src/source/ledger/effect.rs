@@ -18,7 +18,7 @@ impl Ledger {
         rivals: &Rivals<'_>,
     ) -> Option<Condition> {
         let (reason, message) = match self.first_of_same_matches(route, (service, port), rivals) {
-            Some(first) => (OVERRIDDEN, format!("none of its rules decides: {first}")),
+            Some(first) => (OVERRIDDEN, format!("none of its rules has an effect: {first}")),
             None => {
                 let (_, backends) = backends(route);
                 let mut all = backends.iter().map(|(_, _, backend, _)| *backend).chain([service]);

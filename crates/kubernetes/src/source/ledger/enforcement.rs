@@ -122,6 +122,6 @@ impl Ledger {
     }
 }
 
-const ENFORCED: &str = "clients leave out no endpoint for lack of a sidecar";
+const ENFORCED: &str = "clients also use endpoints without a sidecar";
 const LEFT_OUT: &str =
-    "only a sidecar enforces the policy; clients leave out endpoints without one:";
+    "only a sidecar enforces the policy; clients do not use endpoints without one:";

@@ -136,7 +136,8 @@ impl Ledger {
             all.push(Warning {
                 at: at("metadata"),
                 problem: format!(
-                    "{key} keeps the sidecar out, and spec.floor.injection of the MeshConfig requires one"
+                    "{key} disables the sidecar, and spec.floor.injection of the MeshConfig \
+                     requires one"
                 ),
                 remedy: "remove it and create the pod again, or add the namespace to \
                          spec.floor.exceptNamespaces"
@@ -209,7 +210,7 @@ impl Ledger {
             at: Place::of(&object.key(), field),
             problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
             remedy: format!(
-                "put the object into the namespace that it is about, or into that of the control plane, or \
+                "move the object into its target namespace or into that of the control plane, or \
                  install with `--settings-namespaces {namespace}`"
             ),
         })
@@ -253,6 +254,6 @@ fn listed(images: &BTreeSet<String>) -> String {
     shown.join(", ")
 }
 
-const ABOUT_ALL: &str = "is about the whole mesh";
+const ABOUT_ALL: &str = "applies to the whole mesh";
 /// A pod may have many containers with our names.
 const IMAGES_SHOWN_MAX: usize = 2;

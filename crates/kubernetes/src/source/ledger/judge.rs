@@ -259,7 +259,7 @@ impl Ledger {
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
         match Standing::of(policy, ports, &Around { ledger: self, others }) {
             Standing::Overruled(other) => {
-                Some(Outdone::Overruled(format!("{other} decides wherever it is attached")))
+                Some(Outdone::Overruled(format!("{other} takes precedence at all of its targets")))
             }
             Standing::Idle(idle) => Some(Outdone::of_idle(idle)),
             Standing::Decides | Standing::Nowhere => None,

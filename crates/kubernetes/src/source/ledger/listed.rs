@@ -331,7 +331,7 @@ impl Ledger {
     /// Returns the warnings about listed addresses that are excluded.
     pub(super) fn borrowed(&self) -> impl Iterator<Item = Warning> {
         let remedy = match self.edge.is_some() {
-            true => "lead to a Service there, with a ReferenceGrant",
+            true => "route to a Service there, with a ReferenceGrant",
             false => "call a Service of that namespace",
         };
         let all = self.listed.workloads.iter().filter(|(_, it)| self.is_borrowed(it));
@@ -376,7 +376,8 @@ fn no_room(slice: &Origin, count: usize) -> Warning {
             ..Place::default()
         },
         problem: format!(
-            "{count} of its endpoints are left out: Services without a selector have more than {LISTED_MAX} in all"
+            "{count} of its endpoints are ignored: the limit of {LISTED_MAX} endpoints of all \
+             Services without a selector is exceeded"
         ),
         remedy: "give the Services of pods a selector".to_owned(),
     }

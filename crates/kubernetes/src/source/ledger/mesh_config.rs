@@ -257,7 +257,7 @@ impl Ledger {
             Some(Warning {
                 at: place(origin, "spec"),
                 problem: format!("is ignored: the MeshConfig {name} of leno.dev is in force{also}"),
-                remedy: format!("write into {name} what should hold{such_as}, and remove this one"),
+                remedy: format!("move the settings to {name}{such_as}, and remove this one"),
             })
         };
         let ignored = self.settings.ignored(origin, is_weaker).or_else(by_ours);
@@ -299,7 +299,7 @@ impl Ledger {
                     ..Place::default()
                 },
                 problem: format!(
-                    "asks for {}, and the MeshConfig gives it {}, which is in force",
+                    "requests {}, but the MeshConfig sets {}, which is in force",
                     mode.as_str(),
                     given.as_str()
                 ),
@@ -333,4 +333,5 @@ const REMARKS_MAX: usize = 5;
 const TRUST_DOMAIN: &str = "trustDomain";
 const TRAFFIC_MODE: &str = "trafficMode";
 const WEAKER: &str = "and the mesh is permissive although this object is strict";
-const NOT_NAMED: &str = "is ignored: settings of the whole mesh are read only from the namespaces that its operator names";
+const NOT_NAMED: &str =
+    "is ignored: mesh-wide settings are read only from the namespaces that the operator configures";

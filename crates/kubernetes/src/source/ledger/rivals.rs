@@ -171,7 +171,7 @@ impl Ledger {
         let all: Option<Vec<ObjectKey>> =
             ports.map(|port| rivals.of_route(route, service, port)).collect();
         let first = all?.into_iter().next()?;
-        Some(format!("{first} is attached there too, and decides instead"))
+        Some(format!("{first} is attached to the same port and takes precedence"))
     }
 
     /// Returns the object that takes precedence over a split at all ports of its root.
@@ -200,7 +200,7 @@ impl Ledger {
         let problem = self.missing_backend(first);
         let problem = problem.map(|it| format!("; it has an error of its own: {it}"));
         let (first, problem) = (first.key(), problem.unwrap_or_default());
-        Some(format!("{first} is attached to {root}, and decides there alone{problem}"))
+        Some(format!("{first} is attached to {root} and takes precedence{problem}"))
     }
 
     /// Returns the object that takes precedence over a retry policy for all of its existing services.
@@ -218,7 +218,7 @@ impl Ledger {
         let firsts: Option<Vec<_>> = firsts.collect();
         let first = *firsts?.first()?;
         let (name, why) = (&first.name, first_because(first.created, policy.created));
-        Some(format!("Retry {name} is about the same requests, and {why}"))
+        Some(format!("Retry {name} applies to the same requests, and {why}"))
     }
 
     /// Returns the object that takes precedence over tag rules for all of their targets.
@@ -245,9 +245,9 @@ impl Ledger {
             // A generated rule, without an object in the cluster.
             ObjectKey::TagRoute(name) if self.customs.get(&first).is_none() => {
                 let service = preferring(name)?;
-                format!("the traffic distribution of the Service {service} decides instead")
+                format!("the traffic distribution of the Service {service} takes precedence")
             }
-            _ => format!("{first} decides instead"),
+            _ => format!("{first} takes precedence"),
         })
     }
 

@@ -435,7 +435,7 @@ fn what_may_not_be_read_is_told_and_the_rest_goes_on() {
     let update = ledger.flush().unwrap();
     assert_eq!(
         update.warnings[0].to_string(),
-        "HTTPRoute: the API server forbids to read it (no); allow the control plane's \
+        "HTTPRoute: the API server denies read access (no); allow the control plane's \
          ServiceAccount to list and watch it"
     );
     assert_eq!(shown(Some(update)), ["+ Workload shop/a"]);
@@ -458,7 +458,7 @@ fn nothing_is_told_while_policies_may_not_be_read() {
     let progress = ledger.progress();
     assert!(!progress.is_synced());
     let told = progress.to_string();
-    assert!(told.contains("forbids to list TrafficTarget"), "{told}");
+    assert!(told.contains("denies listing TrafficTarget"), "{told}");
     ledger.take(targets, News::Begin);
     ledger.take(targets, News::Complete);
     assert!(ledger.progress().is_synced());
@@ -530,7 +530,7 @@ fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
     });
     let said: Vec<_> = said.collect();
     assert_eq!(said[0], ("True", "Accepted", "in force".to_owned()));
-    let other = "OutlierRemoval shop/a decides wherever it is attached".to_owned();
+    let other = "OutlierRemoval shop/a takes precedence at all of its targets".to_owned();
     assert_eq!(said[1], ("False", "Conflicted", other));
     // One of two targets is missing: the other one counts.
     ledger.take(

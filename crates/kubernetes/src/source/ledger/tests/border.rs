@@ -151,6 +151,7 @@ fn two_services_do_not_open_one_port_in_two_ways() {
     let [Said::Current(Ok(())), Said::Current(Err(second))] = said[..] else { panic!("{said:?}") };
     assert_eq!(
         second,
-        "spec.backends: the IngressBackend shop/0 opens port 8080 of pods behind shop/web in another way"
+        "spec.backends: the IngressBackend shop/0 opens port 8080 of pods of shop/web with other \
+         settings"
     );
 }

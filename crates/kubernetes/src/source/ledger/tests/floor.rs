@@ -82,7 +82,7 @@ fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
     let warnings = warnings(ledger.flush());
     let parts: Vec<&str> = warnings.iter().map(|it| it.split(": ").next().unwrap()).collect();
     assert_eq!(parts, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
-    assert!(warnings[2].contains("leno.dev/injection keeps the sidecar out"), "{warnings:?}");
+    assert!(warnings[2].contains("leno.dev/injection disables the sidecar"), "{warnings:?}");
     assert!(ledger.floor().exclusions_refused);
     // In a namespace without injection no sidecar is required.
     ledger.take(NAMESPACES, gone("", "shop"));

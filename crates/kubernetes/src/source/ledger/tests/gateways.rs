@@ -236,15 +236,14 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     ledger.take(access, custom(access, "c", now, allow));
     edge(&mut ledger, "web");
     ledger.flush();
-    let met =
-        ("True", "Enforced", "clients leave out no endpoint for lack of a sidecar".to_owned());
+    let met = ("True", "Enforced", "clients also use endpoints without a sidecar".to_owned());
     assert_eq!(enforced(&mut ledger), [met.clone(), met.clone(), met.clone()]);
     // A policy that allows rejects no request in permissive mode.
     ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
     let unmet = (
         "False",
         "EndpointsWithoutSidecar",
-        "only a sidecar enforces the policy; clients leave out endpoints without one: shop/plain"
+        "only a sidecar enforces the policy; clients do not use endpoints without one: shop/plain"
             .to_owned(),
     );
     let mut found = enforced(&mut ledger);

@@ -144,10 +144,8 @@ fn a_weight_that_is_none_is_said_beside_its_pod() {
     let told: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         told,
-        [
-            "Pod shop/a: metadata.annotations[\"leno.dev/weight\"]: \"heavy\" is no weight, and 100 is in \
-          force; use a number from 1 to 1000, or remove it"
-        ]
+        ["Pod shop/a: metadata.annotations[\"leno.dev/weight\"]: \"heavy\" is not a weight; 100 \
+             is in force; use a number from 1 to 1000, or remove it"]
     );
     let statements = ledger.statements().unwrap();
     let remarks: Vec<_> = statements.iter().map(|it| it.remark.is_some()).collect();

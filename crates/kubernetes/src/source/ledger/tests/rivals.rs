@@ -74,7 +74,7 @@ const RETRY: &str = "Retry.policy.openservicemesh.io";
 #[test]
 fn a_route_without_a_say_names_the_one_that_has_it() {
     let conflicted =
-        |who: &str| format!("Conflicted: {who} is attached there too, and decides instead");
+        |who: &str| format!("Conflicted: {who} is attached to the same port and takes precedence");
     check(
         (GRPC, "a", route(Some(80))),
         (HTTP, "a", route(None)),
@@ -140,7 +140,7 @@ fn a_retry_that_is_about_the_same_requests_names_the_first() {
             "retryPolicy": {"retryOn": "5xx", "numRetries": 1},
         })
     };
-    let first = "Retry shop/a is about the same requests, and comes first by name";
+    let first = "Retry shop/a applies to the same requests, and comes first by name";
     check((RETRY, "a", retry(&["web"])), (RETRY, "b", retry(&["web"])), "committed", first);
     check((RETRY, "a", retry(&["other"])), (RETRY, "b", retry(&["web"])), "committed", "committed");
     // Targets that do not exist do not count.
@@ -157,7 +157,7 @@ fn rules_about_tags_name_the_nearer_ones() {
     let rules = json!([{"split": [{"tags": {"version": "2"}}], "otherwise": "any"}]);
     let whole = json!({"scope": "namespace", "otherwise": "any", "rules": rules});
     let near = json!({"service": "web", "otherwise": "any", "rules": rules});
-    let decides = "Conflicted: TagRoute shop/near decides instead";
+    let decides = "Conflicted: TagRoute shop/near takes precedence";
     check((TAGS, "near", near.clone()), (TAGS, "whole", whole), "True", decides);
     // All objects of one service count.
     check((TAGS, "near", near.clone()), (TAGS, "other", near.clone()), "True", "True");
@@ -171,7 +171,7 @@ fn rules_about_tags_name_the_nearer_ones() {
     });
     let published =
         json!({"compat": "sermant", "key": "servicecomb.routeRule.web", "rules": [flow]});
-    let first = "Conflicted: SermantRouteRule shop/a decides instead";
+    let first = "Conflicted: SermantRouteRule shop/a takes precedence";
     let both = (published.clone(), published.clone());
     check((SERMANT, "a", both.0), (SERMANT, "b", both.1), "True", first);
 }
@@ -181,7 +181,7 @@ fn a_split_that_decides_nothing_is_told_of_in_an_event() {
     let split = || json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
     let first = "TrafficSplit shop/a is for the same service, and comes first by name";
     check((SPLIT, "a", split()), (SPLIT, "b", split()), "nothing", first);
-    let attached = "HTTPRoute shop/r is attached to shop/web, and decides there alone";
+    let attached = "HTTPRoute shop/r is attached to shop/web and takes precedence";
     check((HTTP, "r", route(None)), (SPLIT, "b", split()), "nothing", attached);
 }
 
@@ -399,8 +399,8 @@ fn a_split_names_the_error_of_the_newer_route_that_decides_instead() {
     ledger.take(routes, custom(routes, "new", "2025-02-01T00:00:00Z", spec));
     assert_eq!(
         said(&mut ledger, "TrafficSplit", "old"),
-        "HTTPRoute shop/new is attached to shop/web, and decides there alone; it has an error of its own: there is \
-         no Service shop/v2 that selects pods"
+        "HTTPRoute shop/new is attached to shop/web and takes precedence; it has an error of its \
+         own: there is no Service shop/v2 that selects pods"
     );
 }
 

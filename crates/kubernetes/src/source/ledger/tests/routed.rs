@@ -219,7 +219,8 @@ fn a_route_whose_matches_an_older_one_has_says_that_it_never_decides() {
     ledger.take(kind, custom(kind, "a", "2025-02-01T00:00:00Z", all.clone()));
     ledger.flush();
     let (reason, message) = programmed(&mut ledger, "a");
-    let expected = "none of its rules decides: HTTPRoute shop/z has the same matches, and is older";
+    let expected =
+        "none of its rules has an effect: HTTPRoute shop/z has the same matches, and is older";
     assert_eq!((reason, message.as_str()), ("Overridden", expected));
     // One rule of its own is enough.
     let mut own = all;

@@ -57,11 +57,9 @@ fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
     let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         warnings,
-        [
-            "MeshConfig shop/osm-mesh-config: metadata.namespace: is ignored: settings of the whole mesh are read \
-          only from the namespaces that its operator names; write a MeshConfig of leno.dev, or install with \
-          `--settings-namespaces shop`"
-        ]
+        ["MeshConfig shop/osm-mesh-config: metadata.namespace: is ignored: mesh-wide settings \
+             are read only from the namespaces that the operator configures; write a MeshConfig of \
+             leno.dev, or install with `--settings-namespaces shop`"]
     );
     let statements = ledger.statements().unwrap();
     assert!(statements[0].remark.as_ref().unwrap().contains("--settings-namespaces shop"));
@@ -146,7 +144,7 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
         (
             json!({"trafficMode": "strict"}),
             "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev is in force; \
-             write into mesh what should hold, and remove this one",
+             move the settings to mesh, and remove this one",
         ),
         (json!({"egress": "allow"}), WEAKER_THAN_OSM),
         (json!({"trustDomain": "prod.example", "egress": "allow"}), WEAKER_THAN_OSM),
@@ -177,9 +175,10 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
 }
 
 /// The warning about strict settings of OSM when our MeshConfig has no mode.
-const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev \
-                               is in force, and the mesh is permissive although this object is strict; write into \
-                               mesh what should hold, such as `trafficMode: strict`, and remove this one";
+const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the \
+                               MeshConfig mesh of leno.dev is in force, and the mesh is permissive \
+                               although this object is strict; move the settings to mesh, such as \
+                               `trafficMode: strict`, and remove this one";
 
 #[test]
 fn a_trust_domain_of_ours_does_not_end_the_settings_of_another_mesh() {
@@ -210,10 +209,10 @@ fn strict_settings_that_are_ignored_are_told_with_the_mode_of_the_mesh() {
         warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let expected = [
-        "MeshConfig shop/osm-mesh-config: metadata.namespace: is ignored: settings of the whole mesh are read \
-         only from the namespaces that its operator names, and the mesh is permissive although this object is \
-         strict; write a MeshConfig of leno.dev with `trafficMode: strict`, or install with \
-         `--settings-namespaces shop`",
+        "MeshConfig shop/osm-mesh-config: metadata.namespace: is ignored: mesh-wide settings are \
+         read only from the namespaces that the operator configures, and the mesh is permissive \
+         although this object is strict; write a MeshConfig of leno.dev with `trafficMode: \
+         strict`, or install with `--settings-namespaces shop`",
     ];
     assert_eq!(told(&mut ledger), expected);
     let statements = ledger.statements().unwrap();
