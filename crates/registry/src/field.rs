@@ -314,7 +314,7 @@ impl<'a> Field<'a> {
         let path = Path::new(text);
         let (problem, remedy) = match &self.notes.folder {
             _ if path.file_name().is_none() || text.contains(char::is_control) => {
-                (format!("{} is no path of a file", self.shown()), "name one")
+                (format!("{} is not the path of a file", self.shown()), "name one")
             }
             Some(folder) => return Some(folder.join(path)),
             None if path.is_absolute() => return Some(path.to_owned()),
@@ -334,7 +334,7 @@ impl<'a> Field<'a> {
             return Some(meaning.clone());
         }
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        let problem = format!("{} is not known here", self.shown());
+        let problem = format!("{} is not a supported value", self.shown());
         match closest(text, &known) {
             Some(word) => self.propose_word(problem, word),
             None => self.refuse(problem, format!("use {}", one_of(&known))),
@@ -571,7 +571,7 @@ impl<'a> Fields<'a> {
 }
 
 /// The problem with an unknown field.
-pub const UNKNOWN_FIELD: &str = "is not a field that is known here";
+pub const UNKNOWN_FIELD: &str = "is an unknown field";
 
 /// Parses an integer of the core schema.
 fn whole(text: &str) -> Option<i64> {

@@ -280,7 +280,7 @@ impl FileSource {
         for path in replaced {
             if self.holds_below(&path) {
                 scan.missing = true;
-                let problem = "is empty, and not the directory that was here before";
+                let problem = "is empty, and is not the directory that was read before";
                 scan.rejected.push(scan::rejected(&path, problem, REMEDY_REPLACED));
                 scan.unknown.push(path);
             }
@@ -494,16 +494,18 @@ const DOUBT_STEADY: Duration = Duration::from_millis(250);
 const DOUBT_MAX: Duration = Duration::from_millis(600);
 /// The interval between checks for a missing path.
 const MISSING_EVERY: Duration = Duration::from_millis(500);
-const REMEDY_REPLACED: &str = "mount or fill it; until then what was read from it before stays \
-     in force (to delete those objects, add a file `none.yaml` with a comment)";
+const REMEDY_REPLACED: &str = "mount or fill it; until then its last content stays in force (to \
+                               delete those objects, add a file `none.yaml` with a comment)";
 
 /// Warns about objects that have no effect in a mesh configured by files.
 fn only_in_clusters(object: &Object) -> Option<Warning> {
     matches!(object, Object::AccessCert(_)).then(|| Warning {
         at: Place::of(&object.key(), "spec.secret"),
-        problem: "is written by a control plane in Kubernetes, and by nobody where the mesh runs from files"
+        problem:
+            "is written only by control planes in Kubernetes, not in a mesh configured by files"
+                .to_owned(),
+        remedy: "let the client join with its own token (`leno token`), or allow its address"
             .to_owned(),
-        remedy: "let the client join with a token of its own (`leno token`), or let it in by its address".to_owned(),
     })
 }
 

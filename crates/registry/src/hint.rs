@@ -113,7 +113,7 @@ fn followed_note(
     }
     match replacement {
         Replacement::Key(key) if next.iter().any(|note| note.problem.starts_with(GIVEN_TWICE)) => {
-            let remedy = format!("remove it: `{key}` is there as well");
+            let remedy = format!("remove it: `{key}` is also present");
             vec![Note { remedy, replacement: None, ..note }]
         }
         // The name is correct then, and the value is wrong as well.
@@ -250,7 +250,7 @@ fn replace_scalar(value: &mut Value, replacement: &Replacement) -> bool {
 }
 
 /// The start of the problem text for a duplicate key.
-pub(crate) const GIVEN_TWICE: &str = "is given twice";
+pub(crate) const GIVEN_TWICE: &str = "is defined twice";
 /// Limit of the maps tried per document.
 const MAPS_TRIED_MAX: usize = 16;
 

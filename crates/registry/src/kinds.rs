@@ -449,7 +449,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::Retry => retry::read(head, spec).map(Object::Retry),
         Kind::AccessCert => access_cert::read(head, spec).map(Object::AccessCert),
     };
-    debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
+    debug_assert!(object.is_some() || notes.refused(), "rejections have a diagnostic");
     object
 }
 
@@ -478,7 +478,7 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let word = kind_field.text()?;
     let version = version_field.text()?;
     let Some(kind) = Kind::find(word) else {
-        let problem = format!("{} is not a kind that is read here", kind_field.shown());
+        let problem = format!("{} is not a supported kind", kind_field.shown());
         match (replacement(word), Kind::meant(word)) {
             (Some(remedy), _) => kind_field.refuse(problem, remedy),
             (None, Some(meant)) => kind_field.propose_word(problem, meant.word()),
@@ -494,7 +494,7 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
         let read: Vec<&str> =
             Kind::called(kind.word()).flat_map(Kind::api_versions).copied().collect();
         version_field.refuse(
-            format!("{} is not read for {word}", version_field.shown()),
+            format!("{} is not a supported version of {word}", version_field.shown()),
             format!("use {}", one_of(&read)),
         );
     }
@@ -533,7 +533,7 @@ fn refuse_other_kinds(fields: &Fields<'_>, group_required: bool) {
             kind.word(&[("Service", ())]);
         }
         None if group_required => fields.here().refuse(
-            "has no `kind`, which means a Gateway; routes are attached to services here",
+            "has no `kind`, which defaults to Gateway; routes are attached to services here",
             "add `group: \"\"` and `kind: Service`",
         ),
         None => {}

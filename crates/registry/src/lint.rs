@@ -296,7 +296,8 @@ impl<'a> World<'a> {
                 lint.warn(
                     format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
                     format!(
-                        "no ReferenceGrant in {theirs} permits it, so that its share is answered 500"
+                        "no ReferenceGrant in {theirs} permits it, so its share of requests gets \
+                         the status 500"
                     ),
                     format!("add one there, from {kind}s in {own} to the Service"),
                 );

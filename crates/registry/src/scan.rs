@@ -299,14 +299,13 @@ pub(crate) fn rejected(path: &Path, problem: &str, remedy: &str) -> Rejected {
     }
 }
 
-const REMEDY_UNREADABLE: &str =
-    "make it readable; until then what was read from it before stays in force";
+const REMEDY_UNREADABLE: &str = "make it readable; until then its last content stays in force";
 const REMEDY_MISSING: &str =
-    "create or mount it, or name another path; what was read from it before stays in force";
+    "create or mount it, or name another path; its last content stays in force";
 const REMEDY_DANGLING: &str =
-    "create the target or delete the link; until then what was read from it before stays in force";
+    "create the target or delete the link; until then its last content stays in force";
 const REMEDY_SPECIAL: &str =
-    "replace it by a file, or delete it; until then what was read from it before stays in force";
+    "replace it by a file, or delete it; until then its last content stays in force";
 /// Size limit of a file.
 pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Limit of the bytes of all files together.

@@ -165,7 +165,7 @@ fn a_rule_with_a_misspelled_field_is_not_read_without_it() {
     let rejected = read_json(&object).unwrap_err();
     assert_eq!(
         rejected[0].to_string(),
-        "AccessPolicy shop/reads: spec.allow[0].requests[0].metods: is not a field that is known here; did \
+        "AccessPolicy shop/reads: spec.allow[0].requests[0].metods: is an unknown field; did \
          you mean `methods`?"
     );
 }

@@ -365,6 +365,6 @@ mod tests {
         });
         let read = custom(kind, kind.api_versions[0], serde_json::from_value(object).unwrap());
         let refused = read.unwrap().outcome.unwrap_err();
-        assert!(refused[0].to_string().contains("ports: is not a field that is known here"));
+        assert!(refused[0].to_string().contains("ports: is an unknown field"));
     }
 }

@@ -43,7 +43,7 @@ pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unread
                 continue;
             };
             if before.contains(&name) {
-                let problem = format!("`{}` stands before `<<`, which has it, too", cut(&name));
+                let problem = format!("`{}` is before `<<`, which also contains it", cut(&name));
                 let remedy = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
                 return Err(Unreadable::bound(mark, problem, remedy));
             }
@@ -65,7 +65,7 @@ fn maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
     let entries = |node: Node| match node.value {
         Value::Map(map) => Ok(map),
         _ => {
-            let problem = "`<<` has something else than a map".to_owned();
+            let problem = "`<<` has a value other than a map".to_owned();
             Err(Unreadable::bound(mark, problem, "give it the alias of a map, or a list of such"))
         }
     };

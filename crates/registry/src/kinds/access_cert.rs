@@ -16,7 +16,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessCert> {
 
 fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
     let field = fields.require("subjectAltNames")?;
-    let elements = not_empty(field, "say what the client is called, such as batch.corp.example")?;
+    let elements = not_empty(field, "name the client, such as batch.corp.example")?;
     let count = elements.len();
     if count > SUBJECTS_MAX {
         field.refuse(format!("has {count} elements"), format!("use at most {SUBJECTS_MAX}"));
@@ -38,11 +38,11 @@ fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
 fn read_subject(element: &Field<'_>) -> Option<Name> {
     let text = element.text()?;
     let refusal = if text.contains("://") {
-        ("is an identity, which only members of the mesh have", JOIN)
+        ("is a mesh identity, which only members of the mesh have", JOIN)
     } else if text.contains('*') {
-        ("means more than one client", "write one name for each, in AccessCerts of their own")
+        ("matches more than one client", "write a separate AccessCert for each client")
     } else if Name::new(text).is_err() || !text.contains('.') {
-        ("is not a name of the DNS", "use lower-case letters, digits and `-` between dots")
+        ("is not a DNS name", "use lower-case letters, digits and `-` between dots")
     } else {
         return Name::new(text).ok();
     };
@@ -66,7 +66,6 @@ fn read_secret(field: &Field<'_>, own: &Name) -> Option<Name> {
     name
 }
 
-const JOIN: &str =
-    "use a name of the DNS, or let the client join with a token of its own (`leno token`)";
+const JOIN: &str = "use a DNS name, or let the client join with its own token (`leno token`)";
 /// Limit of names per certificate.
 const SUBJECTS_MAX: usize = 16;

@@ -28,11 +28,11 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
     let mut rules = Vec::new();
     for action in [PolicyAction::Deny, PolicyAction::Allow] {
         let Some(field) = fields.find(action.as_str()) else { continue };
-        let elements = not_empty_of(field, RULES_MAX, "or leave it out for no such rule")?;
+        let elements = not_empty_of(field, RULES_MAX, "or omit it for no such rule")?;
         for (index, element) in elements.iter().enumerate() {
             let Some(rule) = read_rule(element, &name, (action, index)) else { continue };
             if rules.iter().any(|known: &PolicyRule| known.name == rule.name) {
-                element.refuse("its name is taken by another rule", "use another name");
+                element.refuse("its name is used by another rule", "use another name");
             }
             rules.push(rule);
         }
@@ -50,10 +50,10 @@ fn read_rule(
         Some(field) => field.name()?.to_string(),
         None => format!("{}[{index}]", action.as_str()),
     };
-    let peers = elements(&fields, "from", "or leave it out for everybody", |field| {
+    let peers = elements(&fields, "from", "or omit it for all clients", |field| {
         read_peer(field, &policy.namespace)
     });
-    let requests = elements(&fields, "requests", "or leave it out for everything", |field| {
+    let requests = elements(&fields, "requests", "or omit it for all requests", |field| {
         read_request(field, action)
     });
     let claims = read_claims(&fields);
@@ -110,10 +110,7 @@ fn not_empty<'a>(field: &Field<'a>, otherwise: &str) -> Option<Vec<Field<'a>>> {
 fn not_empty_of<'a>(field: &Field<'a>, most: usize, otherwise: &str) -> Option<Vec<Field<'a>>> {
     let elements = field.list(most)?;
     if elements.is_empty() {
-        field.refuse(
-            "is empty, which reads as nothing and as everything",
-            format!("add an element, {otherwise}"),
-        );
+        field.refuse("is empty, which is ambiguous", format!("add an element, {otherwise}"));
         return None;
     }
     Some(elements)
@@ -124,7 +121,7 @@ pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
     let namespace = fields.find("namespace");
     let account = fields.find("serviceAccount");
     if namespace.is_none() && account.is_none() {
-        element.refuse("names nobody", "add `namespace` or `serviceAccount`");
+        element.refuse("names no client", "add `namespace` or `serviceAccount`");
         return None;
     }
     let pattern = |field: &Field<'_>| {
@@ -166,7 +163,7 @@ fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatc
     let says_something =
         ["methods", "path", "headers"].iter().any(|key| fields.find(key).is_some());
     if !says_something {
-        element.refuse("says nothing about a request", "add `methods`, `path` or `headers`");
+        element.refuse("has no condition for requests", "add `methods`, `path` or `headers`");
         return None;
     }
     Some(request)

@@ -24,13 +24,13 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
     }
     match fields.find("answer") {
         Some(field) if rule.trip.is_none() => {
-            field.refuse("is never given: nothing trips", "add `trip`, or remove `answer`");
+            field.refuse("has no effect without `trip`", "add `trip`, or remove `answer`");
         }
         Some(field) => rule.answer = answer::read(field)?,
         None => {}
     }
     if rule == CircuitBreaker::default() {
-        spec.refuse("limits nothing and never trips", "add `limits`, `connectTimeout` or `trip`");
+        spec.refuse("has no effect", "add `limits`, `connectTimeout` or `trip`");
         return None;
     }
     Some((scope?, rule))

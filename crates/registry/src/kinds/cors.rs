@@ -61,7 +61,7 @@ fn words(
     let is_any = |element: &Field<'_>| element.spelling().as_deref() == Some("*");
     if elements.iter().any(is_any) {
         if elements.len() > 1 {
-            field.refuse("has words beside `*`", "use `*` alone, or name them all");
+            field.refuse("has other values in addition to `*`", "use only `*`, or list all values");
         }
         return Some(AnyOf::Any);
     }

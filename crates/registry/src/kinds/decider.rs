@@ -43,7 +43,7 @@ fn outside(field: &Field<'_>) -> Option<DeciderAddress> {
         Ok(server) => Some(DeciderAddress::Outside(server)),
         Err(why) => {
             field.refuse(
-                format!("{} is no server to ask: {why}", field.shown_url()),
+                format!("{} is not a valid server: {why}", field.shown_url()),
                 "correct it, as in `http://127.0.0.1:9000`",
             );
             None

@@ -11,8 +11,8 @@ use crate::field::{Field, Fields};
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
     let fields = spec.fields(&["sources", "hosts", "ipAddresses", "ports", "matches"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
-    let sources = each(&fields, "sources", "name the accounts that are let out", read_source);
-    let ports = each(&fields, "ports", "list the ports that they are let out to", read_port);
+    let sources = each(&fields, "sources", "list the allowed accounts", read_source);
+    let ports = each(&fields, "ports", "list the allowed ports", read_port);
     let hosts = if_any(&fields, "hosts", read_host);
     let ranges = if_any(&fields, "ipAddresses", read_range);
     let groups = read_groups(&fields, &name.namespace);
@@ -34,7 +34,7 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
     let is_named = told_by(ToldBy::Http) || told_by(ToldBy::ServerName);
     if let Some(field) = fields.find("hosts").filter(|_| !is_named) {
         field.refuse(
-            "means nothing: nothing names a host on a port of the protocol tcp",
+            "has no effect: connections of the protocol tcp have no host name",
             "use `ipAddresses`, or `protocol: http` or `https`",
         );
     }
@@ -43,21 +43,21 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
         let ports = elements.unwrap_or_default().into_iter().zip(&policy.ports);
         for (element, _) in ports.filter(|(_, port)| port.told_by == ToldBy::Address) {
             element.refuse(
-                "is open to every address: `hosts` do not bound a port of the protocol tcp",
-                "split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is meant",
+                "is open to every address: `hosts` do not restrict ports of the protocol tcp",
+                "split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is intended",
             );
         }
     }
     if let Some(field) = fields.find("matches").filter(|_| !told_by(ToldBy::Http)) {
         field.refuse(
-            "means nothing: requests are seen on ports of the protocol http alone",
+            "has no effect: requests are parsed only on ports of the protocol http",
             "remove it, or use `protocol: http`",
         );
     }
     if policy.hosts.is_empty() && policy.ranges.is_empty() && is_named {
         spec.refuse(
             "has neither `hosts` nor `ipAddresses`, and would match every destination",
-            "name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant",
+            "name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is intended",
         );
     }
 }
@@ -106,9 +106,9 @@ fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {
     let fields = element.fields(&["kind", "name", "namespace", "mtls"])?;
     fields.unsupported(
         "mtls",
-        "is not supported: sidecars show no other certificates than their own, and those to \
-         members of the mesh alone",
-        "let the application speak TLS itself, and use `protocol: https`",
+        "is not supported: sidecars present only their own certificates, and only to members of \
+         the mesh",
+        "use TLS in the application, and use `protocol: https`",
     );
     let kind = fields.require("kind").and_then(|kind| kind.word(&[("ServiceAccount", ())]));
     let name = fields.require("name").and_then(Field::name);
@@ -136,7 +136,7 @@ fn read_range(element: &Field<'_>) -> Option<IpRange> {
     element.parsed(
         |text| text.parse::<IpRange>().ok(),
         "a range of addresses",
-        "use its first address and its bits, such as 10.1.0.0/16 or 10.1.2.3/32",
+        "use a CIDR range, such as 10.1.0.0/16 or 10.1.2.3/32",
     )
 }
 

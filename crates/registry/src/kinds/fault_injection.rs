@@ -21,7 +21,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, V
     for (index, element) in field.list(RULES_MAX)?.iter().enumerate() {
         let Some(rule) = read_rule(element, (namespace, index)) else { continue };
         if rules.iter().any(|known| known.name == rule.name) {
-            element.refuse("its name is taken by another rule", "use another name");
+            element.refuse("its name is used by another rule", "use another name");
         }
         rules.push(rule);
     }
@@ -38,7 +38,7 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
         None => format!("rules[{index}]"),
     };
     let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
-    let peers = elements(&fields, "from", "or leave it out for everybody", |field| {
+    let peers = elements(&fields, "from", "or omit it for all clients", |field| {
         read_peer(field, namespace)
     });
     let delay = match fields.find("delay") {
@@ -50,7 +50,7 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
         None => None,
     };
     if delay.is_none() && abort.is_none() {
-        element.refuse("injects nothing", "add `delay` or `abort`");
+        element.refuse("injects no fault", "add `delay` or `abort`");
         return None;
     }
     Some(FaultRule { name, requests: requests?, peers: peers?, delay, abort })
@@ -70,7 +70,7 @@ fn read_abort(field: &Field<'_>) -> Option<Abort> {
         Some(field) => {
             let status = u16::try_from(field.number(200, 599)?).ok()?;
             if !FixedAnswer::may_have(status) {
-                field.refuse("has no body", "use a status whose answers have one, such as 503");
+                field.refuse("has no body", "use a status that permits a body, such as 503");
                 return None;
             }
             Some(status)
@@ -93,7 +93,7 @@ fn read_abort(field: &Field<'_>) -> Option<Abort> {
 pub(super) fn percent(fields: &Fields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
     let share = |text: &str| ten_thousandths(text).filter(|share| *share > 0);
-    let problem = format!("{} is no percentage", field.shown());
+    let problem = format!("{} is not a percentage", field.shown());
     match field.value() {
         Value::Number(text) => {
             if let Some(share) = share(text) {

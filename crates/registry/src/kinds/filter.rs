@@ -59,7 +59,7 @@ pub(super) fn read(
     let backends = rule.find("backendRefs").and_then(|field| field.list(usize::MAX));
     if seen.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
         field.refuse(
-            "has a RequestRedirect, so that nothing reaches `backendRefs`",
+            "has a RequestRedirect, so `backendRefs` receive no requests",
             "remove the filter or `backendRefs`",
         );
     }
@@ -168,7 +168,7 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
     names.sort_unstable();
     if let Some([name, _]) = names.windows(2).find(|pair| matches!(pair, [a, b] if a == b)) {
         config.refuse(
-            format!("does two things to the header {name:?}"),
+            format!("has two changes of the header {name:?}"),
             "name each header once; several values go into one, separated by commas",
         );
     }
@@ -208,10 +208,7 @@ fn editable(field: &Field<'_>, text: &str) -> Option<String> {
             "host" => "use a URLRewrite with `hostname`",
             _ => "remove it",
         };
-        field.refuse(
-            format!("{name:?} says how a message travels, and a rule would break it"),
-            remedy,
-        );
+        field.refuse(format!("{name:?} is a header of the protocol and cannot be changed"), remedy);
         return None;
     }
     Some(name)
@@ -226,7 +223,10 @@ fn read_redirect(config: &Field<'_>, matches: &[RequestMatch]) -> Option<Redirec
         let status = field.number(0, u32::from(u16::MAX)).and_then(|it| u16::try_from(it).ok())?;
         let known = Redirect::STATUSES.contains(&status);
         if !known {
-            field.refuse(format!("{status} is no redirection"), "use 301, 302, 303, 307 or 308");
+            field.refuse(
+                format!("{status} is not a redirect status"),
+                "use 301, 302, 303, 307 or 308",
+            );
         }
         known.then_some(status)
     });
@@ -274,7 +274,7 @@ fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
         matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
     if !prefixed {
         path.refuse(
-            "replaces a prefix, which only a rule with one match, by PathPrefix, has",
+            "replaces a prefix, which requires a rule with a single match of the type PathPrefix",
             "use one match with a path of the type PathPrefix",
         );
     }

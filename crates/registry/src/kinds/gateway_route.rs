@@ -60,7 +60,7 @@ pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRo
             Some(GatewayRoute { hostnames: Vec::new(), rules: GatewayRules::Connections(rule) })
         }
         _ => {
-            spec.refuse("belongs to no route", "use a route of the Gateway API");
+            spec.refuse("is not a route", "use a route of the Gateway API");
             None
         }
     }

@@ -27,7 +27,7 @@ pub(super) fn read_rule(fields: &Fields<'_>, route: RouteName) -> Option<TcpRule
         .each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
     if backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
-            "has no backend with a weight above 0, so that its connections are cut off",
+            "has no backend with a weight above 0, so its connections are closed",
             "add one to `backendRefs`",
         );
     }

@@ -29,7 +29,7 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
     let descriptors = fields.require("descriptors").and_then(|field| {
         let elements = field.list(DESCRIPTORS_MAX)?;
         if elements.is_empty() {
-            field.refuse("is empty", "say what describes a request");
+            field.refuse("is empty", "add a descriptor");
             return None;
         }
         elements.iter().map(descriptor).collect::<Option<Vec<_>>>()

@@ -22,7 +22,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     let rules = read_rules(&fields, &name);
     if rules.is_empty() {
         // Unlike an HTTPRoute, it has no default rule.
-        spec.warn("has no rules, so that every call is answered 404", "add a rule");
+        spec.warn("has no rules, so every call gets the status 404", "add a rule");
     }
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc, created: 0 })
 }

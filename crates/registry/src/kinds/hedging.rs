@@ -14,7 +14,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, H
     let methods = fields.each("methods", HedgeRule::METHODS_MAX, |field| {
         let method = field.text()?;
         if !HedgeRule::is_method(method) {
-            let problem = format!("{} is no method that can be sent twice", field.shown());
+            let problem = format!("{} is not a method that can be sent twice", field.shown());
             field.refuse(problem, "use one such as GET or POST");
             return None;
         }

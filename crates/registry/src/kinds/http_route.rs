@@ -36,7 +36,7 @@ pub(super) fn read_rules(
     if rules.is_empty() {
         // The schema's default: one rule that matches every request, without backends.
         spec.warn(
-            "has no rules, so that every request is answered 500",
+            "has no rules, so every request gets the status 500",
             "add a rule with `backendRefs`",
         );
         rules.push(RouteRule {
@@ -58,7 +58,7 @@ pub(super) fn warn_of_hostnames(fields: &Fields<'_>) {
         .filter(|field| !matches!(field.value(), Value::List(names) if names.is_empty()));
     if let Some(field) = given {
         field.warn(
-            "is not heeded: a route of a service is for all its host names",
+            "is ignored: a route of a service applies to all its host names",
             "remove it, unless a gateway needs it",
         );
     }
@@ -68,7 +68,7 @@ pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<
     let field = fields.require("parentRefs")?;
     let elements = field.list(PARENTS_MAX)?;
     if elements.is_empty() {
-        field.refuse("is empty", "name the service whose traffic the route decides");
+        field.refuse("is empty", "name the service that the route applies to");
         return None;
     }
     let mut parents = Vec::new();
@@ -89,7 +89,7 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     refuse_other_kinds(&fields, true);
     if fields.find("kind").is_some() && fields.find("group").is_none() {
         element.warn(
-            "has no `group`, which a cluster takes for the group of Gateway",
+            "has no `group`; a cluster defaults it to the group of Gateway",
             "add `group: \"\"`",
         );
     }
@@ -162,7 +162,7 @@ pub(super) fn read_backends(
         fields.each("backendRefs", BACKENDS_MAX, |one| read_edited_backend(one, whose, matches));
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
-            "has no backend with a weight above 0, so that its requests are answered 500",
+            "has no backend with a weight above 0, so its requests get the status 500",
             "add one to `backendRefs`",
         );
     }
@@ -266,7 +266,7 @@ fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
     });
     let name = name?;
     if name.is_empty() || name.len() > FIELD_NAME_BYTES_MAX {
-        element.refuse("has a name of no length, or too long", "use 1 to 256 bytes");
+        element.refuse("has an empty name or one that is too long", "use 1 to 256 bytes");
         return None;
     }
     Some(FieldMatch { name: name.to_owned(), value: value? })
@@ -298,7 +298,7 @@ fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
         && let Some(field) = fields.find(key)
     {
         field.refuse(
-            "names one field twice, of which only the first would count",
+            "has two entries for one name, of which only the first would apply",
             "remove one of the two",
         );
     }
@@ -350,7 +350,7 @@ fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
         && one > whole
     {
         field.refuse(
-            format!("{} is longer than `request`, of which it is a part", field.shown()),
+            format!("{} is longer than `request`, which includes it", field.shown()),
             "lower it, or raise `request`",
         );
     }
@@ -392,7 +392,7 @@ fn read_attempts(field: &Field<'_>) -> Option<u8> {
     let most = RetryRule::ATTEMPTS_MAX;
     let within = u8::try_from(attempts).ok().filter(|attempts| *attempts <= most);
     if within.is_none() {
-        let problem = format!("{attempts} is more than one request may have: {most} are made");
+        let problem = format!("{attempts} exceeds the limit of {most}");
         field.warn(problem, format!("use at most {most}"));
     }
     Some(within.unwrap_or(most))

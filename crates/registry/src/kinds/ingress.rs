@@ -28,8 +28,8 @@ fn read_backends<'a>(
 ) -> Option<Vec<(Field<'a>, IngressBackend)>> {
     if kind == IngressKind::AccessControl && fields.find("backends").is_none() {
         fields.here().refuse(
-            "has no `backends`, which FSM takes for every port of the namespace",
-            "list the services and ports that are to be open to others",
+            "has no `backends`, which FSM interprets as every port of the namespace",
+            "list the services and ports to open",
         );
         return None;
     }
@@ -76,7 +76,7 @@ fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
         }
         if entry.is_clear() && (proof == Proof::Skipped || !server_names.is_empty()) {
             field.refuse(
-                "says something about TLS, and the port is opened without",
+                "has TLS settings, but the port is opened without TLS",
                 "remove it, or use `protocol: https`",
             );
             return None;
@@ -100,12 +100,12 @@ fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) 
             "add a source of the kind Service or IPRange, or use `protocol: https`",
         ),
         Entry::Https { proof: Proof::Required, .. } if !names_somebody => element.refuse(
-            "wants certificates, and no source says whose",
+            "requires client certificates, but no source names a principal",
             "add a source of the kind AuthenticatedPrincipal, or set \
              `tls.skipClientCertValidation` to true",
         ),
         Entry::Https { proof: Proof::Skipped, .. } if names_somebody => element.refuse(
-            "skips the certificates of clients, and a source goes by them",
+            "skips validation of client certificates, but a source requires it",
             "remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`",
         ),
         Entry::Http | Entry::Grpc | Entry::Tcp | Entry::Https { .. } => {}
@@ -115,7 +115,7 @@ fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) 
 fn read_sources(fields: &Fields<'_>) -> Option<Vec<IngressSource>> {
     let field = fields.require("sources")?;
     let mut sources = Vec::new();
-    let elements = not_empty(field, "name who may come in")?;
+    let elements = not_empty(field, "list the allowed clients")?;
     let count = elements.len();
     for element in elements {
         let Some(source) = read_source(&element) else { continue };
@@ -141,20 +141,20 @@ fn read_source(element: &Field<'_>) -> Option<IngressSource> {
             namespace: namespace?,
         }));
     }
-    fields.unsupported("namespace", "means nothing for sources of this kind", "remove it");
+    fields.unsupported("namespace", "is not supported for sources of this kind", "remove it");
     if kind == 1 {
         let range = name.parsed(
             |text| text.parse::<IpRange>().ok(),
             "a range of addresses",
-            "use its first address and its bits, such as 10.1.0.0/16 or 10.1.2.3/32",
+            "use a CIDR range, such as 10.1.0.0/16 or 10.1.2.3/32",
         );
         return range.map(IngressSource::Range);
     }
     name.parsed(
         principal,
-        "an identity of the mesh, or the name of a guest",
+        "a mesh identity or the name of an external client",
         "use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local, or \
-         what the `subjectAltNames` of an AccessCert say",
+         a name from the `subjectAltNames` of an AccessCert",
     )
 }
 
@@ -171,8 +171,7 @@ fn principal(text: &str) -> Option<IngressSource> {
 pub(super) fn read_groups(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteGroupName>> {
     let Some(field) = fields.find("matches") else { return Some(Vec::new()) };
     let mut groups = Vec::new();
-    for element in not_empty(field, "name an HTTPRouteGroup, or leave it out to allow everything")?
-    {
+    for element in not_empty(field, "name an HTTPRouteGroup, or omit it to allow all requests")? {
         let Some(group) = read_group(&element, namespace) else { continue };
         if groups.contains(&group) {
             element.refuse("is listed twice", "remove one of the two");
@@ -188,7 +187,7 @@ fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
     if kind.text()? == "UpstreamTrafficSetting" {
         kind.refuse(
             "\"UpstreamTrafficSetting\" is not supported here",
-            "remove it: such a setting is for services of the mesh",
+            "remove it: such a setting applies to services of the mesh",
         );
         return None;
     }

@@ -24,7 +24,7 @@ pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     let fields = field.fields(&["inline", "file", "url", "refresh"])?;
     let key = only_one(&fields, &["inline", "file", "url"])?;
     if let (Some(refresh), false) = (fields.find("refresh"), key == "url") {
-        refresh.refuse("is for servers that are asked", "remove it; files are watched");
+        refresh.refuse("applies to `url` only", "remove it; files are watched");
     }
     match key {
         "inline" => inline(fields.find("inline")?),
@@ -84,7 +84,7 @@ fn inline(inline: &Field<'_>) -> Option<IssuerKeys> {
     match problem {
         None => Some(IssuerKeys::Set(text.into())),
         Some(problem) => {
-            inline.refuse(problem, "copy what the issuer serves at its `jwks_uri`");
+            inline.refuse(problem, "copy the content of the issuer's `jwks_uri`");
             None
         }
     }
@@ -98,14 +98,16 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
         Ok(server) => {
             if server.server.scheme == Scheme::Http && !is_here(&server.server.host) {
                 field.warn(
-                    "is asked in clear text: whoever is on the way can have tokens accepted",
+                    "is queried in plaintext: an attacker on the network path can have tokens \
+                     accepted",
                     "use https",
                 );
             }
             let literal = server.server.host.parse::<IpAddr>();
             if literal.is_ok_and(|it| AddressClass::of(it) == AddressClass::Special) {
                 field.warn(
-                    "is a special address: keys are read there only if the operator permits it",
+                    "is a special address: keys are fetched from it only if the operator permits \
+                     it",
                     "name the issuer's own server, or list the address in `leno control --jwks-allow`",
                 );
             }
@@ -121,7 +123,10 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
                 _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`"
                     .to_owned(),
             };
-            field.refuse(format!("{} is no server of keys: {why}", field.shown_url()), remedy);
+            field.refuse(
+                format!("{} is not a valid JWKS endpoint: {why}", field.shown_url()),
+                remedy,
+            );
             None
         }
     }

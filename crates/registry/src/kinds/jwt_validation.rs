@@ -21,7 +21,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, J
     let mut issuers: Vec<JwtIssuer> = Vec::new();
     let elements = field.list(ISSUERS_MAX)?;
     if elements.is_empty() {
-        field.refuse("names nobody whose tokens are accepted", "add an issuer");
+        field.refuse("names no issuer", "add an issuer");
         return None;
     }
     for element in &elements {
@@ -36,12 +36,8 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, J
 
 /// Reads `required: true`, or `requiredFor` with request matches.
 fn required(fields: &Fields<'_>) -> Option<Required> {
-    let requests = elements(
-        fields,
-        "requiredFor",
-        "or leave it out where no request must show one",
-        read_match,
-    )?;
+    let requests =
+        elements(fields, "requiredFor", "or omit it if no request requires a token", read_match)?;
     let always = match fields.find("required") {
         Some(field) => field.boolean()?,
         None => false,
@@ -51,7 +47,7 @@ fn required(fields: &Fields<'_>) -> Option<Required> {
         (false, true) => Some(Required::Never),
         (false, false) => Some(Required::Of(requests)),
         (true, false) => {
-            let problem = "has `required` and `requiredFor` at once";
+            let problem = "has both `required` and `requiredFor`";
             fields.here().refuse(problem, "keep one of them");
             None
         }
@@ -121,7 +117,7 @@ fn place(element: &Field<'_>) -> Option<JwtPlace> {
     let fields = element.fields(&["header", "prefix", "query"])?;
     if only_one(&fields, &["header", "query"])? == "query" {
         if let Some(prefix) = fields.find("prefix") {
-            prefix.refuse("is for headers", "remove it");
+            prefix.refuse("requires `header`", "remove it");
         }
         return fields.find("query").and_then(text).map(JwtPlace::Query);
     }
@@ -140,7 +136,7 @@ fn forward(element: &Field<'_>) -> Option<ClaimHeader> {
     let field = fields.require("header")?;
     let header = header_name(field, field.text()?)?;
     if !HeaderEdits::is_name(&header) || !HeaderEdits::may_edit(&header) {
-        let problem = format!("{} says how a message travels", field.shown());
+        let problem = format!("{} is a header of the protocol", field.shown());
         field.refuse(problem, "use another header, such as `x-user`");
         return None;
     }

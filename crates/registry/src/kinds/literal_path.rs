@@ -12,7 +12,7 @@ pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
         return None;
     }
     if path.to_ascii_lowercase().contains("%2f") || !has_path_characters(path) {
-        let problem = format!("{} has characters that a path cannot have", value.shown());
+        let problem = format!("{} has characters that are not valid in a path", value.shown());
         let encoded = encoded(path);
         match encoded != path && encoded.len() <= PATH_BYTES_MAX {
             true => value.propose_word(problem, &encoded),
@@ -33,7 +33,7 @@ pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
     }
     if path.contains(';') || has_escapes(path) {
         let problem = format!(
-            "{} has escapes or parameters, and a rule that denies is about decoded paths",
+            "{} has escapes or parameters, but deny rules match decoded paths",
             value.shown()
         );
         match decoded(path).filter(|decoded| may_be_decoded(decoded)) {
@@ -43,7 +43,8 @@ pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
         return None;
     }
     if !may_be_decoded(path) {
-        let problem = format!("{} has characters that such a path cannot have", value.shown());
+        let problem =
+            format!("{} has characters that are not valid in a decoded path", value.shown());
         value.refuse(problem, EXPRESSION);
         return None;
     }
@@ -57,7 +58,7 @@ fn abnormality(path: &str) -> Option<&'static str> {
     } else if path.len() > PATH_BYTES_MAX {
         Some("is longer than 1024 bytes")
     } else if path.contains("//") || path.split('/').any(|part| part == "." || part == "..") {
-        Some("is not a normal path: it has an empty, `.` or `..` element")
+        Some("is not normalized: it has an empty, `.` or `..` element")
     } else {
         None
     }

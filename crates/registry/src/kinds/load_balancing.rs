@@ -19,7 +19,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, L
     let algorithm = algorithm?;
     if let (Some(field), Some(_)) = (fields.find("warmUp"), algorithm.key()) {
         field.refuse(
-            "cannot be honoured: a key goes to its endpoint, however new that is",
+            "is not supported with a key, which selects its endpoint regardless of age",
             "remove it, or use another algorithm",
         );
     }
@@ -33,11 +33,11 @@ fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
     };
     let compares = matches!(word, Algorithm::PeakEwma | Algorithm::LeastRequest);
     if let (Some(field), false) = (fields.find("choices"), compares) {
-        field.refuse("is for PeakEwma and LeastRequest", "remove it, or use one of these");
+        field.refuse("requires PeakEwma or LeastRequest", "remove it, or use one of these");
     }
     let hashes = matches!(word, Algorithm::RingHash | Algorithm::Maglev);
     if let (Some(field), false) = (fields.find("key"), hashes) {
-        field.refuse("is hashed by RingHash and Maglev", "remove it, or use one of these");
+        field.refuse("requires RingHash or Maglev", "remove it, or use one of these");
     }
     let choices = || {
         let most = LoadBalancing::CHOICES_MAX.into();
@@ -60,7 +60,10 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
     let [key] =
         ["header", "cookie", "source"].into_iter().filter(|it| given(it)).collect::<Vec<_>>()[..]
     else {
-        field.refuse("must say one thing", "use one of `header`, `cookie` and `source: true`");
+        field.refuse(
+            "must have exactly one key",
+            "use one of `header`, `cookie` and `source: true`",
+        );
         return None;
     };
     let value = fields.require(key)?;

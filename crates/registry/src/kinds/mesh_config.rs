@@ -78,7 +78,7 @@ fn read_revoked(field: &Field<'_>) -> Option<Revoked> {
     let name = fields.require("name").and_then(Field::name);
     let namespace = fields.require("namespace").and_then(Field::label);
     if !is_workload? {
-        fields.unsupported("uid", "means nothing for a ServiceAccount", "remove it");
+        fields.unsupported("uid", "is not supported for a ServiceAccount", "remove it");
         return Some(Revoked::Account(ServiceAccount { namespace: namespace?, name: name? }));
     }
     let uid = match fields.find("uid") {
@@ -92,8 +92,10 @@ fn read_revoked(field: &Field<'_>) -> Option<Revoked> {
 fn read_uid(field: &Field<'_>) -> Option<Uid> {
     let uid = Uid::new(field.text()?).ok();
     if uid.is_none() {
-        field
-            .refuse("is no UID of a pod", "use `metadata.uid` of the pod: letters, digits and `-`");
+        field.refuse(
+            "is not the UID of a pod",
+            "use `metadata.uid` of the pod: letters, digits and `-`",
+        );
     }
     uid
 }
@@ -123,14 +125,14 @@ fn namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Admissi
         let admission = admission(&fields);
         let (Some(name), Some(admission)) = (name, admission) else { continue };
         if admission == Admission::default() {
-            element.refuse("says nothing about the namespace", "add `trafficMode` or `plaintext`");
+            element.refuse("has no settings", "add `trafficMode` or `plaintext`");
         }
         if !floor.except_namespaces.contains(&name) {
             let remedy = format!("add {name} to spec.floor.exceptNamespaces");
             refuse_below_floor(&fields, floor, admission, &remedy);
         }
         if namespaces.insert(name, admission).is_some() {
-            element.refuse("is about a namespace that is listed already", "remove one of the two");
+            element.refuse("names a namespace that is already listed", "remove one of the two");
         }
     }
     Some(namespaces)

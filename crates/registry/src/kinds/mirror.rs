@@ -33,14 +33,14 @@ fn share(fields: &Fields<'_>) -> Option<u32> {
             let numerator = field.number(0, denominator)?;
             let share = u64::from(numerator) * u64::from(WHOLE_PPM) / u64::from(denominator);
             if numerator > 0 && share == 0 {
-                let problem = "is less than a millionth: nothing would be copied";
+                let problem = "is less than a millionth: no request would be copied";
                 fraction.refuse(problem, "use a fraction of 1/1000000 or more");
                 return None;
             }
             u32::try_from(share).ok()
         }
         (Some(_), Some(fraction)) => {
-            fraction.refuse("says once more what `percent` says", "remove one of the two");
+            fraction.refuse("repeats `percent`", "remove one of the two");
             None
         }
     }

@@ -40,18 +40,15 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     let time = |key: &str| fields.find(key).and_then(read_time);
     let (absolute, idle) = (time("absoluteTimeout"), time("idleTimeout"));
     if carrier == Carries::LastingCookie && fields.find("absoluteTimeout").is_none() {
-        field.refuse(
-            "has a permanent cookie and does not say for how long",
-            "add `absoluteTimeout`",
-        );
+        field.refuse("has a permanent cookie without a lifetime", "add `absoluteTimeout`");
     }
     if rule.find("backendRefs").is_none() {
-        field.warn("has no effect: the rule leads to no backend", "remove it, or add a backend");
+        field.warn("has no effect: the rule has no backend", "remove it, or add a backend");
     }
     let of_carrier = if is_header { &header } else { &cookie };
     let name = of_carrier.as_ref().and_then(|it| it.find("name"));
     if let (Some(_), Some(before)) = (name, fields.find("sessionName")) {
-        before.refuse("names it a second time", "remove it");
+        before.refuse("repeats the session name", "remove it");
     }
     let name = match name.or(fields.find("sessionName")) {
         Some(name) => Some(read_name(name, carrier)?),
@@ -67,8 +64,8 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
 /// Rejects cookie settings if a header carries the session, and vice versa.
 fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
     let (others, problem): (&[&str], _) = match is_header {
-        true => (&["cookie", "cookieConfig"], "is about a cookie, and `type` says `Header`"),
-        false => (&["header"], "is about a header, and `type` says `Cookie`"),
+        true => (&["cookie", "cookieConfig"], "is for cookies, but `type` is `Header`"),
+        false => (&["header"], "is for headers, but `type` is `Cookie`"),
     };
     for field in others.iter().filter_map(|key| fields.find(key)) {
         field.refuse(problem, "remove one of the two");
@@ -76,7 +73,7 @@ fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
     if fields.find("cookie").is_some()
         && let Some(before) = fields.find("cookieConfig")
     {
-        before.refuse("is said by `cookie` too", "remove it");
+        before.refuse("is also defined by `cookie`", "remove it");
     }
 }
 
@@ -93,9 +90,10 @@ pub(super) fn refuse_shared(fields: &Fields<'_>, rules: &[RouteRule]) {
     {
         field.refuse(
             format!(
-                "have two rules with a session {name:?}, which would end each other's sessions"
+                "have two rules with a session {name:?}, which would overwrite each other's \
+                 sessions"
             ),
-            "give each rule a name of its own, or none",
+            "give each rule a unique name, or none",
         );
     }
 }
@@ -126,7 +124,7 @@ fn read_name(field: &Field<'_>, carrier: Carries) -> Option<String> {
         return Some(name);
     }
     let problem = match carrier {
-        Carries::Header => format!("{} is no header that can carry a session", field.shown()),
+        Carries::Header => format!("{} is not a header that can carry a session", field.shown()),
         Carries::Cookie | Carries::LastingCookie => {
             format!("{} is not the name of a cookie", field.shown())
         }
@@ -138,7 +136,7 @@ fn read_name(field: &Field<'_>, carrier: Carries) -> Option<String> {
 fn read_time(field: &Field<'_>) -> Option<Duration> {
     let time = read_duration(field)?;
     if time.is_zero() {
-        field.refuse("is no time at all", "use a duration such as \"1h\", or remove it");
+        field.refuse("is zero", "use a duration such as \"1h\", or remove it");
         return None;
     }
     Some(time)

@@ -29,7 +29,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
             says_something = true;
             let Some(rule) = read_rule(element, (namespace, index)) else { continue };
             if rules.iter().any(|known| known.name == rule.name) {
-                element.refuse("its name is taken by another rule", "use another name");
+                element.refuse("its name is used by another rule", "use another name");
             }
             rules.push(rule);
         }
@@ -83,7 +83,7 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
         None => format!("rules[{index}]"),
     };
     let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
-    let peers = elements(&fields, "from", "or leave it out for everybody", |field| {
+    let peers = elements(&fields, "from", "or omit it for all clients", |field| {
         read_peer(field, namespace)
     });
     let each = read_each(&fields);
@@ -104,7 +104,10 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
 fn read_each(fields: &Fields<'_>) -> Option<Each> {
     let Some(field) = fields.find("each") else {
         if let Some(buckets) = fields.find("buckets") {
-            buckets.refuse("is for several buckets, and there is one", "add `each`, or remove it");
+            buckets.refuse(
+                "requires several buckets, but there is only one",
+                "add `each`, or remove it",
+            );
         }
         return Some(Each::Nothing);
     };

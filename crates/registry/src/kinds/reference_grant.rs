@@ -16,7 +16,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<ReferenceGrant> {
 fn listed<T>(field: &Field<'_>, read: fn(&Field<'_>) -> Option<T>) -> Vec<T> {
     let list = field.each(ELEMENTS_MAX, read);
     if field.list(ELEMENTS_MAX).is_some_and(|elements| elements.is_empty()) {
-        field.refuse("is empty, so that nothing is granted", "list at least one");
+        field.refuse("is empty, and grants no access", "list at least one");
     }
     list
 }

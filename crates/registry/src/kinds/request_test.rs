@@ -56,7 +56,7 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
     for test in &mut tests {
         let Some(name) = header_name(field, &test.name) else { continue };
         if known.contains(&name) {
-            field.refuse(format!("{name} is given twice"), "remove one of the two");
+            field.refuse(format!("{name} is defined twice"), "remove one of the two");
         }
         known.push(name.clone());
         test.name = name;
@@ -99,7 +99,7 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
             _ => vec![value.text()?.to_owned()],
         };
         if texts.is_empty() {
-            value.refuse("is empty, so that nothing fits", "list at least one text");
+            value.refuse("is empty, and matches no request", "list at least one text");
             return None;
         }
         let ignore_case = ignore_case && relation != TextRelation::Regex;
@@ -107,7 +107,7 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
     };
     let number = |relation| {
         if let Some(field) = fields.find("ignoreCase") {
-            field.refuse("means nothing for numbers", "remove it");
+            field.refuse("is not supported for numbers", "remove it");
             return None;
         }
         Some(ValueTest::Number { relation, bound: value.integer()? })
@@ -137,7 +137,7 @@ pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k 
             None
         }
         several => {
-            let problem = format!("has `{}` at once", several.join("` and `"));
+            let problem = format!("has `{}` together", several.join("` and `"));
             fields.here().refuse(problem, "keep one of them");
             None
         }

@@ -35,7 +35,7 @@ fn read_source(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
     let source = read_account(field)?;
     if source.namespace != *own {
         field.refuse(
-            format!("is of the namespace {}, not of {own}", source.namespace),
+            format!("is in the namespace {}, not in {own}", source.namespace),
             "put the policy into the namespace of its source",
         );
         return None;
@@ -86,7 +86,7 @@ fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
     for word in text.split(',').map(str::trim) {
         let Some(statuses) = statuses(word) else {
             field.refuse(
-                format!("{word:?} is no condition that is known here"),
+                format!("{word:?} is not a supported condition"),
                 "use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, \
                  `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, \
                  `deadline-exceeded`, `internal` or `resource-exhausted`",

@@ -134,8 +134,8 @@ fn read_content(
             let rules = read_documents(content, Twice::Last, name)?;
             if !rules.lanes.is_empty() {
                 content.warn(
-                    "has lanes, which mark nothing under the global key",
-                    "publish them under the key of the service at whose entrance they mark",
+                    "has lanes, which have no effect under the global key",
+                    "publish them under the key of the service that marks the requests",
                 );
             }
             let rules = SermantRules { lanes: Vec::new(), ..rules };
@@ -181,7 +181,7 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
             _ => {
                 kind_field.warn(
                     format!(
-                        "{} is not a kind of rule: the document is dropped",
+                        "{} is not a supported kind of rule: the document is ignored",
                         kind_field.shown()
                     ),
                     "use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or \
@@ -195,7 +195,7 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
         if repeated {
             let which = if twice == Twice::First { "first" } else { "last" };
             kind_field.warn(
-                format!("is the kind of another document too: only the {which} counts"),
+                format!("is also the kind of another document: only the {which} applies"),
                 "put the rules of a kind into one document",
             );
             if twice == Twice::First {
@@ -270,7 +270,7 @@ fn read_rules(
 fn warn_unknown(field: &Field<'_>, known: &[&str]) {
     for (key, field) in field.entries().unwrap_or_default() {
         if !known.contains(&key) {
-            field.warn("is not a field that is known here, and ignored", "remove it");
+            field.warn("is an unknown field, and ignored", "remove it");
         }
     }
 }

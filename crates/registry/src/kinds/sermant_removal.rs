@@ -23,7 +23,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
         }
     };
     let [node] = nodes.as_mut_slice() else {
-        config.refuse("is not one document", "write what stands under sermant.removal.config");
+        config.refuse("is not one document", "write the content of sermant.removal.config");
         return None;
     };
     node.shift(config.line().saturating_sub(1));
@@ -47,7 +47,10 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
         None => false,
     };
     if !enabled {
-        config.warn("does not enable the removal: nothing is removed", "set `enableRemoval: true`");
+        config.warn(
+            "does not enable the removal: no endpoint is ejected",
+            "set `enableRemoval: true`",
+        );
     }
     let common = SermantCommon {
         failures: exceptions(&fields)?,

@@ -40,7 +40,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
         if let Some(name) = &port.name
             && !names.insert(name.clone())
         {
-            element.refuse("its name is taken by another port", "use another name");
+            element.refuse("its name is used by another port", "use another name");
         }
         ports.push(port);
     }
@@ -69,7 +69,7 @@ fn refuse_unsupported(fields: &Fields<'_>) {
     only(
         "type",
         "ClusterIP",
-        "use ClusterIP: the mesh opens no doors to the outside and gives no external names",
+        "use ClusterIP: the mesh has no external listeners and no external names",
     );
     only("sessionAffinity", "None", "use None");
     only("internalTrafficPolicy", "Cluster", "use Cluster");
@@ -86,7 +86,7 @@ fn read_port(element: &Field<'_>) -> Option<ServicePort> {
     {
         field.refuse(
             format!("{} is not supported", field.shown()),
-            "use TCP; what is spoken over it goes into `appProtocol`",
+            "use TCP; set the application protocol in `appProtocol`",
         );
     }
     let name = fields.find("name").map(Field::label);

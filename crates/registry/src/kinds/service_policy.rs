@@ -78,7 +78,7 @@ pub(super) fn targets(fields: &Fields<'_>, namespace: &Name) -> Option<PolicySco
     let field = fields.require("targetRefs")?;
     let elements = field.list(TARGETS_MAX)?;
     if elements.is_empty() {
-        field.refuse("is empty", "name the service that the policy is about");
+        field.refuse("is empty", "name the service that the policy applies to");
         return None;
     }
     let mut targets: Vec<RouteParent> = Vec::new();

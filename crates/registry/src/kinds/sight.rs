@@ -83,7 +83,7 @@ fn endpoint(fields: &Fields<'_>, signal: Signal, protocol: CollectorProtocol) ->
                 CollectorProtocol::Zipkin => "correct it, as in `http://127.0.0.1:9411`",
             };
             endpoint
-                .refuse(format!("{} is no endpoint to use: {why}", endpoint.shown_url()), remedy);
+                .refuse(format!("{} is not a valid endpoint: {why}", endpoint.shown_url()), remedy);
             None
         }
     }

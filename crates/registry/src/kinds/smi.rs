@@ -16,11 +16,11 @@ pub(super) fn traffic_target(head: Head, spec: &Field<'_>) -> Option<TrafficTarg
     let destination =
         fields.require("destination").and_then(|field| read_destination(field, &name.namespace));
     if let Some(field) = fields.require("sources") {
-        warn_if_empty(field, "nobody is allowed");
+        warn_if_empty(field, "no client is allowed");
     }
     let sources = fields.each("sources", LIST_MAX, read_account);
     if let Some(field) = fields.require("rules") {
-        warn_if_empty(field, "nothing is allowed");
+        warn_if_empty(field, "no request is allowed");
     }
     let rules = fields.each("rules", LIST_MAX, |rule| read_rule(rule, &name.namespace));
     Some(TrafficTarget { name, destination: destination?, sources, rules })
@@ -66,7 +66,7 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
     if !http {
         fields.unsupported(
             "matches",
-            "means nothing for a TCPRoute, whose ports are allowed all",
+            "is not supported for a TCPRoute, which allows all ports",
             "remove it",
         );
         let route = TcpRouteName { namespace, name: name? };
@@ -75,7 +75,7 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
     let matches = fields.each("matches", LIST_MAX, |field| Some(field.text()?.to_owned()));
     if matches.is_empty() {
         rule.warn(
-            "has no `matches`, so that it allows no request",
+            "has no `matches`, and allows no request",
             "list the names of the group's matches that are allowed",
         );
     }
@@ -85,7 +85,7 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
 
 fn warn_if_empty(field: &Field<'_>, consequence: &str) {
     if matches!(field.value(), Value::List(list) if list.is_empty()) {
-        field.warn(format!("is empty, so that {consequence}"), "add an element");
+        field.warn(format!("is empty, so {consequence}"), "add an element");
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) fn http_route_group(head: Head, spec: &Field<'_>) -> Option<HttpRoute
         };
         if matches.iter().any(|known| known.name == named.name) {
             element.refuse(
-                format!("the name {:?} is taken by another match", named.name),
+                format!("the name {:?} is used by another match", named.name),
                 "use another name",
             );
         }
@@ -157,7 +157,7 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
             continue;
         };
         if headers.iter().any(|known| known.name == name) {
-            value.refuse(format!("{name} is given twice"), "combine the two into one expression");
+            value.refuse(format!("{name} is defined twice"), "combine the two into one expression");
         }
         headers.push(FieldMatch { name, value: ValueMatch::Regex(regex) });
     }
@@ -172,7 +172,7 @@ pub(super) fn tcp_route(head: Head, spec: &Field<'_>) -> Option<TcpRoute> {
         Some(field) => {
             if matches!(field.value(), Value::List(list) if list.is_empty()) {
                 field.refuse(
-                    "is empty, which reads as no port and as every port",
+                    "is empty, which is ambiguous",
                     "list the ports that are allowed, or leave `ports` out to allow all",
                 );
                 return None;

@@ -53,7 +53,7 @@ fn read_scope(fields: &Fields<'_>, namespace: &Name) -> Option<TagScope> {
     let port = fields.find("port");
     if key == "scope" {
         if let Some(port) = port {
-            port.refuse("means nothing without a service", "remove it, or name a `service`");
+            port.refuse("requires `service`", "remove it, or name a `service`");
         }
         let scopes =
             [("namespace", TagScope::Namespace(namespace.clone())), ("mesh", TagScope::Mesh)];
@@ -84,7 +84,7 @@ fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
     let (last, before) = words.split_last()?;
     if before.iter().any(|word| *word != Some(Otherwise::Default)) || before.contains(last) {
         field.refuse(
-            "has a word that is never reached",
+            "has an unreachable value",
             "use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`",
         );
         return None;

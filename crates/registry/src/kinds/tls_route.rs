@@ -32,7 +32,7 @@ pub(super) fn read_backends(
         .each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
     if backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
-            "has no backend with a weight above 0, so that its sessions are cut off",
+            "has no backend with a weight above 0, so its sessions are closed",
             "add one to `backendRefs`",
         );
     }
@@ -45,7 +45,7 @@ pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
     let hostnames = read_patterns(field)?;
     if field.list(HOSTNAMES_MAX).is_some_and(|elements| elements.is_empty()) {
-        field.refuse("is empty", "list the server names whose sessions the route decides");
+        field.refuse("is empty", "list the server names that the route matches");
     }
     (!hostnames.is_empty()).then_some(hostnames)
 }

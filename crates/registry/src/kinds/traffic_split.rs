@@ -56,10 +56,7 @@ fn read_backends(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<SplitBacke
         return None;
     }
     if backends.iter().all(|backend| backend.weight == 0) && backends.len() == elements.len() {
-        field.refuse(
-            "has no weight above 0, which reads as nobody and as everybody",
-            "give at least one backend a weight above 0",
-        );
+        field.refuse("has no weight above 0", "give at least one backend a weight above 0");
         return None;
     }
     Some(backends)
@@ -119,7 +116,7 @@ fn read_groups(field: &Field<'_>, namespace: &Name, version: &str) -> Option<Vec
     }
     if elements.is_empty() {
         field.refuse(
-            "is empty, which reads as no request and as every request",
+            "is empty, which is ambiguous",
             "list the HTTPRouteGroups whose requests are split, or leave `matches` out",
         );
         return None;

@@ -21,7 +21,7 @@ pub(super) fn read(
     let whole = number_or(&fields, "maxWeight", (0, 100), 100);
     if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), whole) {
         field.refuse(
-            "is not 100: an endpoint that is warm has its whole share here",
+            "is not 100: an endpoint after slow start always gets its full share",
             "use 100, or give the service fewer requests with a route",
         );
     }
@@ -44,7 +44,7 @@ fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
     let is_service = !name.name.as_str().contains('.');
     if !is_service {
         spec.refuse(
-            format!("is for the service of its own name, and {} is none", name.name),
+            format!("applies to the Service of the same name, and {} does not exist", name.name),
             "give it the name of a Service of its namespace",
         );
     }
@@ -57,7 +57,7 @@ fn check_aggression(fields: &Fields<'_>) {
     let is_even = field.spelling().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
     if !is_even {
         field.refuse(
-            format!("{} is no even growth, and there is no other here", field.shown()),
+            format!("{} is not linear growth, and no other is supported", field.shown()),
             "use 1, or remove it",
         );
     }

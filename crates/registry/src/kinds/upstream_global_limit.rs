@@ -58,7 +58,7 @@ pub(super) fn descriptors(fields: &Fields<'_>, like: &RequestMatch) -> Option<Ve
 fn descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descriptor> {
     let list = element.fields(&["entries"])?.require("entries")?.list(ENTRIES_MAX)?;
     if list.is_empty() {
-        element.refuse("has no entries, so that nothing is sent", "add one, or remove it");
+        element.refuse("has no entries, so no descriptor is sent", "add one, or remove it");
         return None;
     }
     let mut request = like.clone();
@@ -89,7 +89,7 @@ fn entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEn
             let fields = field.fields(&["value", "headers", "key", "expectMatch"])?;
             if !flag_or(&fields, "expectMatch", true)? {
                 field.refuse(
-                    "describes requests that do not match, which has no words here",
+                    "describes requests that do not match, which is not supported",
                     "remove `expectMatch`, and describe those that match",
                 );
                 return None;
@@ -124,7 +124,7 @@ fn header_match(element: &Field<'_>) -> Option<FieldMatch> {
         "contains" => ValueMatch::Regex(format!(".*{}.*", literal()?)),
         _ => {
             if !field.boolean()? {
-                field.refuse("is false, which has no words here", "remove the header");
+                field.refuse("is false, which is not supported", "remove the header");
                 return None;
             }
             ValueMatch::Regex(".*".to_owned())
@@ -141,7 +141,7 @@ fn server(field: &Field<'_>) -> Option<DeciderAddress> {
     match Server::parse(&format!("http://{}:{port}", host.text()?)) {
         Ok(server) => Some(DeciderAddress::Outside(server)),
         Err(why) => {
-            let problem = format!("{} is no host to ask: {why}", host.shown());
+            let problem = format!("{} is not a valid host: {why}", host.shown());
             host.refuse(problem, "use a host name or an address");
             None
         }

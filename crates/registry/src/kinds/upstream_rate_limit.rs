@@ -61,7 +61,8 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
         let limit = global::read(field)?;
         if !limit.descriptors.is_empty() && !descriptors.is_empty() {
             field.refuse(
-                "describes all requests, and routes describe theirs, which Envoy sends instead",
+                "describes all requests, but routes have their own descriptors, which Envoy sends \
+                 instead",
                 "describe either all requests or those of routes",
             );
         }
@@ -81,7 +82,7 @@ fn whole(
         None if descriptors.is_empty() => return Some(limits),
         None => {
             spec.here().refuse(
-                "has descriptors for routes, and no service that they are sent to",
+                "has descriptors for routes, but no rate limit service",
                 "add `rateLimit.global.http`",
             );
             return None;
@@ -89,7 +90,7 @@ fn whole(
     }
     if limits.global.as_ref().is_some_and(|limit| limit.descriptors.is_empty()) {
         spec.here().refuse(
-            "names a rate limit service, and nothing that describes a request",
+            "names a rate limit service, but has no descriptors",
             "add `descriptors` to `rateLimit.global.http`, or to routes",
         );
     }
@@ -112,7 +113,7 @@ fn read_route<'a>(
         })
     };
     if rules.iter().any(is_said) {
-        field.refuse("has a limit already, in a route before", "remove one of the two");
+        field.refuse("has a limit in an earlier route", "remove one of the two");
         return Some((path, None));
     }
     let limit = fields.find("rateLimit");
@@ -173,7 +174,7 @@ fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<Ra
             0 => None,
             status if (400..=599).contains(&status) => u16::try_from(status).ok(),
             _ => {
-                field.refuse(format!("{} is no error", field.shown()), "use 400 to 599");
+                field.refuse(format!("{} is not an error status", field.shown()), "use 400 to 599");
                 return None;
             }
         },

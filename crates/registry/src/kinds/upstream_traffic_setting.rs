@@ -66,8 +66,8 @@ fn http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
     if limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|most| bounded(&most)) {
         fields.unsupported(
             "maxRequestsPerConnection",
-            "cannot be honoured: requests to an endpoint share one link",
-            "remove it; `maxRequests` bounds how many are under way",
+            "is not supported: requests to an endpoint share one link",
+            "remove it; `maxRequests` limits concurrent requests",
         );
     }
     rule.limits.requests = limit(&fields, "maxRequests", 0)?.filter(bounded);
@@ -105,7 +105,7 @@ fn breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
         Some(field) => {
             let status = u16::try_from(field.number(200, 599)?).ok()?;
             if !FixedAnswer::may_have(status) {
-                field.refuse("has no body", "use a status whose answers have one, such as 409");
+                field.refuse("has no body", "use a status that permits a body, such as 409");
                 return None;
             }
             status
@@ -141,7 +141,7 @@ fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
     let from = match fields.find("slowTimeThreshold") {
         Some(field) => {
             if too_many == TooMany::default() {
-                field.refuse("decides nothing alone", "add `slowRatioThreshold`, or remove it");
+                field.refuse("has no effect alone", "add `slowRatioThreshold`, or remove it");
             }
             slow_from(field)?
         }
@@ -181,7 +181,7 @@ fn host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
         Some(service) if service.namespace == *namespace => Some(service),
         Some(service) => {
             field.refuse(
-                format!("is of the namespace {}, not of {namespace}", service.namespace),
+                format!("is in the namespace {}, not in {namespace}", service.namespace),
                 "put the policy into the namespace of the service",
             );
             None

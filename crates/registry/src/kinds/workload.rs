@@ -75,7 +75,7 @@ fn read_address(field: &Field<'_>) -> Option<IpAddr> {
     if address.is_unspecified() || address.is_multicast() {
         field.refuse(
             format!("{address} is not an address that a sidecar can connect to"),
-            "use the one that the application answers on, such as 127.0.0.1",
+            "use the address that the application listens on, such as 127.0.0.1",
         );
         return None;
     }
@@ -95,7 +95,7 @@ fn read_ports(fields: &Fields<'_>) -> Vec<WorkloadPort> {
             element.refuse(format!("port {} is listed twice", port.port), "remove one of the two");
         }
         if port.name.is_some() && ports.iter().any(|known| known.name == port.name) {
-            element.refuse("its name is taken by another port", "use another name");
+            element.refuse("its name is used by another port", "use another name");
         }
         ports.push(port);
     }
@@ -230,7 +230,7 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
     let number = port.port()?;
     if !ports.iter().any(|known| known.port == number) {
         port.refuse(
-            format!("{number} is none of the workload's ports"),
+            format!("{number} is not a port of the workload"),
             "use the number of one of `ports`",
         );
     }
@@ -258,7 +258,7 @@ fn read_doors(fields: &Fields<'_>, namespace: &Name) -> Vec<Door> {
         };
         if doors.iter().any(|known| known.listen == door.listen) {
             element.refuse(
-                format!("two doors listen on {}", door.listen),
+                format!("two outbound listeners use {}", door.listen),
                 "use another port for one of them",
             );
         }
@@ -297,8 +297,9 @@ fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
     }
     if !listen.ip().is_loopback() {
         field.warn(
-            "is not a loopback address: whoever reaches it calls in this workload's name",
-            "use 127.0.0.1 unless that is meant",
+            "is not a loopback address: clients that reach it send requests with this workload's \
+             identity",
+            "use 127.0.0.1 unless that is intended",
         );
     }
     Some(listen)
@@ -318,8 +319,8 @@ fn refuse_doors_on_own_ports(
             && let Some(field) = fields.find("outbound")
         {
             field.refuse(
-                format!("a door listens on {listen}, where the application listens"),
-                "use another port for the door",
+                format!("an outbound listener uses {listen}, the address of the application"),
+                "use another port for the listener",
             );
         }
     }

@@ -93,10 +93,7 @@ fn lint_path(path: &str, field: String, lint: &mut Lint<'_>) {
             format!(
                 "fits {inner} and no path below it: an expression is compared with the whole path"
             ),
-            format!(
-                "write {:?} if more is meant, as where a part of the path is enough",
-                format!("{inner}.*")
-            ),
+            format!("write {:?} to match a part of the path", format!("{inner}.*")),
         );
     }
 }

@@ -48,7 +48,8 @@ impl World<'_> {
             lint.warn(
                 format!("spec.backends[{index}].service"),
                 format!(
-                    "the Service {} has no port {port}, so that its share is answered 500 there",
+                    "the Service {} has no port {port}, so its share of requests gets the status \
+                     500",
                     backend.service
                 ),
                 format!("give it the ports of the root: {}", one_of(&roots)),
@@ -70,7 +71,8 @@ impl World<'_> {
             lint.warn(
                 format!("spec.backends[{index}].service"),
                 format!(
-                    "no ReferenceGrant in {theirs} permits it, so that its share is answered 500"
+                    "no ReferenceGrant in {theirs} permits it, so its share of requests gets the \
+                     status 500"
                 ),
                 format!("add one there, from TrafficSplits in {own} to the Service"),
             );

@@ -69,22 +69,22 @@ fn refuses_what_opens_nothing_or_more_than_is_meant() {
         ],
         &expect![[r#"
             spec.backends: is empty; name a service and a port of its workloads
-            spec.sources: is empty; name who may come in
-            spec.backends[0].port.protocol: "tcp" is not known here; use `http`, `https` or `grpc`
-            spec.sources[0].name: "10.0.0.1/8" is not a range of addresses; use its first address and its bits, such as 10.1.0.0/16 or 10.1.2.3/32
+            spec.sources: is empty; list the allowed clients
+            spec.backends[0].port.protocol: "tcp" is not a supported value; use `http`, `https` or `grpc`
+            spec.sources[0].name: "10.0.0.1/8" is not a range of addresses; use a CIDR range, such as 10.1.0.0/16 or 10.1.2.3/32
             spec.backends[0]: allows no client: clients without TLS are identified by address only; add a source of the kind Service or IPRange, or use `protocol: https`
-            spec.backends[0]: wants certificates, and no source says whose; add a source of the kind AuthenticatedPrincipal, or set `tls.skipClientCertValidation` to true
-            spec.backends[0]: skips the certificates of clients, and a source goes by them; remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`
-            spec.backends[0].tls: says something about TLS, and the port is opened without; remove it, or use `protocol: https`
+            spec.backends[0]: requires client certificates, but no source names a principal; add a source of the kind AuthenticatedPrincipal, or set `tls.skipClientCertValidation` to true
+            spec.backends[0]: skips validation of client certificates, but a source requires it; remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`
+            spec.backends[0].tls: has TLS settings, but the port is opened without TLS; remove it, or use `protocol: https`
             spec.sources[0].namespace: is missing; add `namespace`
-            spec.sources[0].name: "ops" is not an identity of the mesh, or the name of a guest; use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local, or what the `subjectAltNames` of an AccessCert say
+            spec.sources[0].name: "ops" is not a mesh identity or the name of an external client; use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local, or a name from the `subjectAltNames` of an AccessCert
         "#]],
     );
     check_specs(
         "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessControl\nmetadata: {name: x}",
         &["{sources: [{kind: IPRange, name: 10.0.0.0/8}]}"],
         &expect![[r#"
-            spec: has no `backends`, which FSM takes for every port of the namespace; list the services and ports that are to be open to others
+            spec: has no `backends`, which FSM interprets as every port of the namespace; list the services and ports to open
         "#]],
     );
 }
@@ -126,16 +126,16 @@ fn refuses_an_access_cert_for_members_for_many_and_for_other_namespaces() {
         &specs,
         &expect![[r#"
             spec.subjectAltNames: is missing; add `subjectAltNames`
-            spec.subjectAltNames: is empty; say what the client is called, such as batch.corp.example
-            spec.subjectAltNames[0]: "spiffe://cluster.local/ns/a/sa/b" is an identity, which only members of the mesh have; use a name of the DNS, or let the client join with a token of its own (`leno token`)
-            spec.subjectAltNames[0]: "*.corp.example" means more than one client; write one name for each, in AccessCerts of their own
-            spec.subjectAltNames[0]: "batch" is not a name of the DNS; use lower-case letters, digits and `-` between dots
-            spec.subjectAltNames[0]: "Batch.corp.example" is not a name of the DNS; use lower-case letters, digits and `-` between dots
+            spec.subjectAltNames: is empty; name the client, such as batch.corp.example
+            spec.subjectAltNames[0]: "spiffe://cluster.local/ns/a/sa/b" is a mesh identity, which only members of the mesh have; use a DNS name, or let the client join with its own token (`leno token`)
+            spec.subjectAltNames[0]: "*.corp.example" matches more than one client; write a separate AccessCert for each client
+            spec.subjectAltNames[0]: "batch" is not a DNS name; use lower-case letters, digits and `-` between dots
+            spec.subjectAltNames[0]: "Batch.corp.example" is not a DNS name; use lower-case letters, digits and `-` between dots
             spec.subjectAltNames[1]: is listed twice; remove one of the two
             spec.secret: is missing; add `secret`
             spec.secret.namespace: is missing; add `namespace`
             spec.secret.namespace: "kube-system" is not the namespace of the AccessCert; use default, or put the AccessCert into the namespace of its Secret
-            spec.validityDuration: is not a field that is known here; remove it, or use `subjectAltNames` or `secret`
+            spec.validityDuration: is an unknown field; remove it, or use `subjectAltNames` or `secret`
         "#]],
     );
 }
@@ -182,13 +182,13 @@ fn refuses_an_egress_that_means_nothing_or_everything() {
         &specs,
         &expect![[r#"
             spec.sources: is missing; add `sources`
-            spec: has neither `hosts` nor `ipAddresses`, and would match every destination; name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is meant
-            spec.hosts: means nothing: nothing names a host on a port of the protocol tcp; use `ipAddresses`, or `protocol: http` or `https`
-            spec.ports[1]: is open to every address: `hosts` do not bound a port of the protocol tcp; split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is meant
+            spec: has neither `hosts` nor `ipAddresses`, and would match every destination; name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is intended
+            spec.hosts: has no effect: connections of the protocol tcp have no host name; use `ipAddresses`, or `protocol: http` or `https`
+            spec.ports[1]: is open to every address: `hosts` do not restrict ports of the protocol tcp; split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is intended
             spec.hosts[0]: "A.b:80" is not a host name; use one in lower case without a port, such as api.example.com or *.example.com
             spec.hosts: is empty; add an element, or leave it out
-            spec.matches[0].kind: "UpstreamTrafficSetting" is not supported here; remove it: such a setting is for services of the mesh
-            spec.sources[0].mtls: is not supported: sidecars show no other certificates than their own, and those to members of the mesh alone; let the application speak TLS itself, and use `protocol: https`
+            spec.matches[0].kind: "UpstreamTrafficSetting" is not supported here; remove it: such a setting applies to services of the mesh
+            spec.sources[0].mtls: is not supported: sidecars present only their own certificates, and only to members of the mesh; use TLS in the application, and use `protocol: https`
         "#]],
     );
 }

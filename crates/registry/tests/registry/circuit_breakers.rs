@@ -134,12 +134,12 @@ fn refuses_a_circuit_breaker_that_means_nothing() {
         "CircuitBreaker",
         &specs,
         &expect![[r#"
-            spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
+            spec: has no effect; add `limits`, `connectTimeout` or `trip`
             spec.targetRefs: is missing; add `targetRefs`
             spec.limits.requests: 0 is out of range; use a number from 1 to 4294967295
             spec.limits.pending: 0 is out of range; use a number from 1 to 4294967295
-            spec.limits.streams: is not a field that is known here; remove it, or use `connections`, `requests`, `pending` or `retries`
-            spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
+            spec.limits.streams: is an unknown field; remove it, or use `connections`, `requests`, `pending` or `retries`
+            spec: has no effect; add `limits`, `connectTimeout` or `trip`
             spec.connectTimeout: "0s" is out of range; use a time with a unit, from 1ms to 1h, such as "5s"
             spec.trip.openFor: "0s" is out of range; use a time with a unit, from 10ms to 24h, such as "5s"
             spec.trip.percent: 0 is out of range; use a number from 1 to 100
@@ -147,7 +147,7 @@ fn refuses_a_circuit_breaker_that_means_nothing() {
             spec.trip.slow.percent: 101 is out of range; use a number from 1 to 100
             spec.trip: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
             spec.answer.status: 200 is out of range; use a number from 400 to 599
-            spec.answer: is never given: nothing trips; add `trip`, or remove `answer`
+            spec.answer: has no effect without `trip`; add `trip`, or remove `answer`
         "#]],
     );
 }
@@ -184,10 +184,10 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
         &expect![[r#"
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
-            spec.host: is of the namespace other, not of default; put the policy into the namespace of the service
+            spec.host: is in the namespace other, not in default; put the policy into the namespace of the service
             spec.connectionSettings: limits nothing; add a limit, or remove it
             spec.connectionSettings.tcp.connectTimeout: 2 is not a duration; use a time with a unit, from 1ms to 1h, such as "5s"
-            spec.connectionSettings.http.maxRequestsPerConnection: cannot be honoured: requests to an endpoint share one link; remove it; `maxRequests` bounds how many are under way
+            spec.connectionSettings.http.maxRequestsPerConnection: is not supported: requests to an endpoint share one link; remove it; `maxRequests` limits concurrent requests
             spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
             spec.connectionSettings.http.circuitBreaking.statTimeWindow: is missing; add `statTimeWindow`
             spec.connectionSettings.http.circuitBreaking.degradedTimeWindow: is missing; add `degradedTimeWindow`
@@ -195,8 +195,8 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
             spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
             spec.connectionSettings.http.circuitBreaking: never opens; add `errorRatioThreshold` or another threshold
             spec.connectionSettings.http.circuitBreaking.errorRatioThreshold: is 0; use a ratio above 0
-            spec.connectionSettings.http.circuitBreaking.slowTimeThreshold: decides nothing alone; add `slowRatioThreshold`, or remove it
-            spec.connectionSettings.http.circuitBreaking.degradedStatusCode: has no body; use a status whose answers have one, such as 409
+            spec.connectionSettings.http.circuitBreaking.slowTimeThreshold: has no effect alone; add `slowRatioThreshold`, or remove it
+            spec.connectionSettings.http.circuitBreaking.degradedStatusCode: has no body; use a status that permits a body, such as 409
         "#]],
     );
 }

@@ -106,16 +106,16 @@ fn refuses_what_cannot_be_asked() {
         &expect![[r#"
             spec: says nothing; give one of `service`, `url`
             spec: has `service` and `url` at once; keep one of them
-            spec.url: "a:1" is no server to ask: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:9000`
-            spec.url: "http://a:1/check" is no server to ask: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:9000`
+            spec.url: "a:1" is not a valid server: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:9000`
+            spec.url: "http://a:1/check" is not a valid server: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:9000`
             spec.service.port: is missing; add `port`
             spec.timeout: "2m" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
-            spec.onFailure: "open" is not known here; use `deny` or `allow`
-            spec.matches: is empty, which reads as nothing and as everything; add an element, or leave it out for all requests
+            spec.onFailure: "open" is not a supported value; use `deny` or `allow`
+            spec.matches: is empty, which is ambiguous; add an element, or leave it out for all requests
             spec.headers[0]: "a b" is not the name of a header; use letters, digits and `-`
             spec.headers[1]: is listed twice; remove one of the two
             spec.context: is a list, not a map; write `NAME: TEXT`
-            spec.tokens: is not a field that is known here; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers`, `context` or `body`
+            spec.tokens: is an unknown field; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers`, `context` or `body`
             spec.body: is true, not a map; write a map, such as {allowPartial: true}
             spec.body.maxBytes: 1048577 is out of range; use a number from 1 to 1048576
             spec.body.allowPartial: 1 is neither true nor false; use true or false
@@ -152,12 +152,12 @@ fn refuses_what_describes_no_request() {
         spec.global.domain: is missing; add `domain`
         spec.global.descriptors: is missing; add `descriptors`
         spec.global.descriptors: is missing; add `descriptors`
-        spec.global.descriptors: is empty; say what describes a request
+        spec.global.descriptors: is empty; add a descriptor
         spec.global.descriptors[0].entries: is missing; add `entries`
         spec.global.descriptors[0].entries: is empty; add an entry, such as `{key: client, from: client}`
         spec.global.descriptors[0].entries[0]: says nothing; give one of `text`, `header`, `from`
         spec.global.descriptors[0].entries[0]: has `text` and `from` at once; keep one of them
-        spec.global.descriptors[0].entries[0].from: "query" is not known here; use `client`, `path`, `method` or `address`
+        spec.global.descriptors[0].entries[0].from: "query" is not a supported value; use `client`, `path`, `method` or `address`
         spec.global.descriptors[0].entries[0].key: is missing; add `key`
         spec.global.descriptors[0].entries[0].text: "" is not a text to send; use 1 to 256 bytes without control characters
         spec.global.descriptors[0].hits: 0 is out of range; use a number from 1 to 1000000

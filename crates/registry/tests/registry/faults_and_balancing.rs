@@ -53,18 +53,18 @@ fn refuses_a_fault_injection_that_means_nothing() {
         &expect![[r#"
             spec.rules: is missing; add `rules`
             spec.rules: is empty; add a rule, or remove the policy
-            spec.rules[0]: injects nothing; add `delay` or `abort`
+            spec.rules[0]: injects no fault; add `delay` or `abort`
             spec.rules[0].delay.time: is missing; add `time`
             spec.rules[0].delay.time: "0s" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
             spec.rules[0].delay.time: "11m" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
-            spec.rules[0].delay.percent: 0 is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
-            spec.rules[0].delay.percent: 100.1 is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
-            spec.rules[0].delay.percent: "5" is no percentage; write 5, without quotes or a tag
+            spec.rules[0].delay.percent: 0 is not a percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
+            spec.rules[0].delay.percent: 100.1 is not a percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
+            spec.rules[0].delay.percent: "5" is not a percentage; write 5, without quotes or a tag
             spec.rules[0].abort: has no status; add `status`, `grpcStatus` or both
-            spec.rules[0].abort.status: has no body; use a status whose answers have one, such as 503
+            spec.rules[0].abort.status: has no body; use a status that permits a body, such as 503
             spec.rules[0].abort.status: 600 is out of range; use a number from 200 to 599
-            spec.rules[0].abort.grpcStatus: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
-            spec.rules[0].matches: is empty, which reads as nothing and as everything; add an element, or leave it out for all requests
+            spec.rules[0].abort.grpcStatus: "OK" is not a supported value; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
+            spec.rules[0].matches: is empty, which is ambiguous; add an element, or leave it out for all requests
         "#]],
     );
 }
@@ -126,16 +126,16 @@ fn refuses_what_an_algorithm_cannot_do() {
         &specs,
         &expect![[r#"
             spec.targetRefs: is missing; add `targetRefs`
-            spec.algorithm: "Fair" is not known here; use `PeakEwma`, `LeastRequest`, `RoundRobin`, `Random`, `RingHash` or `Maglev`
+            spec.algorithm: "Fair" is not a supported value; use `PeakEwma`, `LeastRequest`, `RoundRobin`, `Random`, `RingHash` or `Maglev`
             spec.choices: 1 is out of range; use a number from 2 to 16
-            spec.choices: is for PeakEwma and LeastRequest; remove it, or use one of these
-            spec.key: is hashed by RingHash and Maglev; remove it, or use one of these
+            spec.choices: requires PeakEwma or LeastRequest; remove it, or use one of these
+            spec.key: requires RingHash or Maglev; remove it, or use one of these
             spec.key: is missing; add `key`
-            spec.key: must say one thing; use one of `header`, `cookie` and `source: true`
-            spec.key: must say one thing; use one of `header`, `cookie` and `source: true`
+            spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
+            spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
             spec.key.cookie: "a b" is not the name of a cookie; use letters, digits and `-`
             spec.key.source: says nothing; use `source: true`, or another key
-            spec.warmUp: cannot be honoured: a key goes to its endpoint, however new that is; remove it, or use another algorithm
+            spec.warmUp: is not supported with a key, which selects its endpoint regardless of age; remove it, or use another algorithm
             spec.warmUp.time: "0s" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.warmUp.minPercent: 0 is out of range; use a number from 1 to 100
         "#]],
@@ -179,10 +179,10 @@ fn refuses_a_hedging_that_means_nothing() {
             spec.after: "0s" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
             spec.after: "61s" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
             spec.methods: is empty; name a method, or remove it
-            spec.methods[0]: "get" is no method that can be sent twice; use one such as GET or POST
-            spec.methods[0]: "CONNECT" is no method that can be sent twice; use one such as GET or POST
+            spec.methods[0]: "get" is not a method that can be sent twice; use one such as GET or POST
+            spec.methods[0]: "CONNECT" is not a method that can be sent twice; use one such as GET or POST
             spec.methods: names a method twice; remove one of the two
-            spec.percent: is not a field that is known here; remove it, or use `targetRefs`, `after` or `methods`
+            spec.percent: is an unknown field; remove it, or use `targetRefs`, `after` or `methods`
             spec.targetRefs: is missing; add `targetRefs`
         "#]],
     );
@@ -229,11 +229,11 @@ fn refuses_a_warm_up_that_grows_otherwise() {
         "TrafficWarmup",
         &specs,
         &expect![[r#"
-            spec.aggression: 2 is no even growth, and there is no other here; use 1, or remove it
-            spec.maxWeight: is not 100: an endpoint that is warm has its whole share here; use 100, or give the service fewer requests with a route
+            spec.aggression: 2 is not linear growth, and no other is supported; use 1, or remove it
+            spec.maxWeight: is not 100: an endpoint after slow start always gets its full share; use 100, or give the service fewer requests with a route
             spec.minWeight: 0 is out of range; use a number from 1 to 100
             spec.duration: "10ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
-            spec.curve: is not a field that is known here; remove it, or use `enable`, `duration`, `minWeight`, `maxWeight` or `aggression`
+            spec.curve: is an unknown field; remove it, or use `enable`, `duration`, `minWeight`, `maxWeight` or `aggression`
         "#]],
     );
 }

@@ -105,10 +105,10 @@ fn refuses_what_cannot_be_meant() {
     }
     expect![[r#"
         spec.rules[0].filters[0].requestMirror.percent: 101 is out of range; use a number from 0 to 100
-        spec.rules[0].filters[0].requestMirror.fraction: says once more what `percent` says; remove one of the two
+        spec.rules[0].filters[0].requestMirror.fraction: repeats `percent`; remove one of the two
         spec.rules[0].filters[0].requestMirror.fraction.numerator: 3 is out of range; use a number from 0 to 2
         spec.rules[0].filters[0].requestMirror.fraction.denominator: 0 is out of range; use a number from 1 to 2147483647
-        spec.rules[0].filters[0].requestMirror.fraction: is less than a millionth: nothing would be copied; use a fraction of 1/1000000 or more
+        spec.rules[0].filters[0].requestMirror.fraction: is less than a millionth: no request would be copied; use a fraction of 1/1000000 or more
         spec.rules[0].filters[0].requestMirror.backendRef: is missing; add `backendRef`
         spec.rules[0].filters[0].requestMirror.backendRef.port: is missing; add `port`
         spec.rules[0].filters: has 5 RequestMirrors; use at most 4
@@ -117,11 +117,11 @@ fn refuses_what_cannot_be_meant() {
         spec.rules[0].filters[0].cors.allowOrigins[0]: "example.com" is not an origin; use `*`, or one such as https://www.example.com or https://*.example.com
         spec.rules[0].filters[0].cors.allowOrigins: names no origin; add one, or remove the filter
         spec.rules[0].filters[0].cors.allowOrigins[1]: "https://*example.com" is not an origin; write `https://*.example.com`
-        spec.rules[0].filters[0].cors.allowMethods: has words beside `*`; use `*` alone, or name them all
+        spec.rules[0].filters[0].cors.allowMethods: has other values in addition to `*`; use only `*`, or list all values
         spec.rules[0].filters[0].cors.allowMethods[0]: "get" is not a method; use one such as PUT, or `*`
         spec.rules[0].filters[0].cors.allowHeaders[0]: "a b" is not the name of a header; use letters, digits and `-`
         spec.rules[0].filters[0].cors.maxAge: 0 is out of range; use a number from 1 to 2678400
-        spec.rules[0].filters[0].type: "CORS" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
+        spec.rules[0].filters[0].type: "CORS" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
     "#]].assert_eq(&lines);
 }
 

@@ -69,9 +69,9 @@ fn refuses_tcp_routes_that_cannot_be_honoured() {
         spec.rules[0].backendRefs: is missing; add `backendRefs`
         spec.rules[0].backendRefs[0].port: is missing; add `port`
         spec.rules: has 2 elements; use at most 1
-        spec.hostnames: is not a field that is known here; remove it, or use `parentRefs` or `rules`
-        spec.rules[0].filters: is not a field that is known here; remove it, or use `name` or `backendRefs`
-        spec.matches: is not a field that is known here; remove it, or use `parentRefs` or `rules`
+        spec.hostnames: is an unknown field; remove it, or use `parentRefs` or `rules`
+        spec.rules[0].filters: is an unknown field; remove it, or use `name` or `backendRefs`
+        spec.matches: is an unknown field; remove it, or use `parentRefs` or `rules`
         spec.parentRefs: is missing; add `parentRefs`
         spec.rules: is missing; add `rules`
     "#]],
@@ -80,7 +80,7 @@ fn refuses_tcp_routes_that_cannot_be_honoured() {
         &head.replace("v1alpha2", "v2"),
         &["{}"],
         &expect![[r#"
-            apiVersion: "gateway.networking.k8s.io/v2" is not read for TCPRoute; use `specs.smi-spec.io/v1alpha4`, `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1alpha2`
+            apiVersion: "gateway.networking.k8s.io/v2" is not a supported version of TCPRoute; use `specs.smi-spec.io/v1alpha4`, `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1alpha2`
         "#]],
     );
 }
@@ -94,11 +94,11 @@ fn what_a_tcp_route_refers_to_and_what_decides_instead_is_looked_for() {
         TCPRoute shop/db: spec.parentRefs[0].name: there is no Service shop/db; add the Service
         TCPRoute shop/db: spec.rules[0].backendRefs[0].name: there is no Service shop/old; add the Service
         TCPRoute shop/db: spec.rules[0].backendRefs[1].name: there is no Service other/new; add the Service
-        TCPRoute shop/db: spec.rules[0].backendRefs[1].namespace: no ReferenceGrant in other permits it, so that its share is answered 500; add one there, from TCPRoutes in shop to the Service
+        TCPRoute shop/db: spec.rules[0].backendRefs[1].namespace: no ReferenceGrant in other permits it, so its share of requests gets the status 500; add one there, from TCPRoutes in shop to the Service
         TCPRoute shop/second: spec.parentRefs[0].name: there is no Service shop/db; add the Service
         TCPRoute shop/second: spec.rules[0].backendRefs[0].name: there is no Service shop/old; add the Service
         TCPRoute shop/second: spec.rules[0].backendRefs[1].name: there is no Service other/new; add the Service
-        TCPRoute shop/second: spec.rules[0].backendRefs[1].namespace: no ReferenceGrant in other permits it, so that its share is answered 500; add one there, from TCPRoutes in shop to the Service
+        TCPRoute shop/second: spec.rules[0].backendRefs[1].namespace: no ReferenceGrant in other permits it, so its share of requests gets the status 500; add one there, from TCPRoutes in shop to the Service
         TCPRoute shop/second: spec.parentRefs[0]: the TCPRoute shop/db is attached there too and comes first, so that this one has no say on a port; remove one of the two, or name another port
     "#]].assert_eq(&lines.concat());
 }

@@ -106,29 +106,29 @@ fn refuses_tokens_that_nobody_could_show() {
         &specs,
         &expect![[r#"
             spec.issuers: is missing; add `issuers`
-            spec.issuers: names nobody whose tokens are accepted; add an issuer
+            spec.issuers: names no issuer; add an issuer
             spec.issuers[0].jwks: is missing; add `jwks`
             spec.issuers[0].jwks: says nothing; give one of `inline`, `file`, `url`
             spec.issuers[0].jwks: has `inline` and `url` at once; keep one of them
-            spec.issuers[0].jwks.url: "b" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-            spec.issuers[0].jwks.url: "https://a#b" is no server of keys: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.url: "b" is not a valid JWKS endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.url: "https://a#b" is not a valid JWKS endpoint: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
-            spec.issuers[0].jwks.refresh: is for servers that are asked; remove it; files are watched
-            spec.issuers[0].jwks.file: "" is no path of a file; name one
-            spec.issuers[0].jwks.file: ".." is no path of a file; name one
-            spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy what the issuer serves at its `jwks_uri`
-            spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy what the issuer serves at its `jwks_uri`
-            spec.issuers[0].audiences: is empty, which reads as nothing and as everything; add an element, or leave it out for any
+            spec.issuers[0].jwks.refresh: applies to `url` only; remove it; files are watched
+            spec.issuers[0].jwks.file: "" is not the path of a file; name one
+            spec.issuers[0].jwks.file: ".." is not the path of a file; name one
+            spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy the content of the issuer's `jwks_uri`
+            spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy the content of the issuer's `jwks_uri`
+            spec.issuers[0].audiences: is empty, which is ambiguous; add an element, or leave it out for any
             spec.issuers[0].from[0]: says nothing; give one of `header`, `query`
             spec.issuers[0].from[0]: has `header` and `query` at once; keep one of them
             spec.issuers[0].from[0].prefix: is for headers; remove it
             spec.issuers[0].leeway: "2h" is out of range; use a time with a unit, from 0ms to 1h, such as "5s"
             spec.issuers[0].maxAge: "0s" is out of range; use a time with a unit, from 1s to 8784h, such as "5s"
             spec.issuers[0].requireExpiration: 1 is neither true nor false; use true or false
-            spec.issuers[0].forwardClaims[0].header: "content-length" says how a message travels; use another header, such as `x-user`
+            spec.issuers[0].forwardClaims[0].header: "content-length" is a header of the protocol; use another header, such as `x-user`
             spec.issuers[0].forwardClaims: has two claims in one header; use another header for one of them
-            spec.issuers[0].algorithms: is not a field that is known here; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `leeway`, `requireExpiration`, `maxAge`, `forwardClaims` or `forwardToken`
-            spec: has `required` and `requiredFor` at once; keep one of them
+            spec.issuers[0].algorithms: is an unknown field; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `leeway`, `requireExpiration`, `maxAge`, `forwardClaims` or `forwardToken`
+            spec: has both `required` and `requiredFor`; keep one of them
             spec.issuers[1]: is listed twice; remove one of the two
         "#]],
     );
@@ -150,7 +150,7 @@ fn refuses_claims_that_say_nothing() {
         &expect![[r#"
             spec.allow[0].claims: is empty; name a claim, or leave it out
             spec.allow[0].claims: is a list, not a map; write a map of names and values
-            spec.allow[0].claims.groups: is empty, which reads as nothing and as everything; add an element, or leave the claim out
+            spec.allow[0].claims.groups: is empty, which is ambiguous; add an element, or leave the claim out
             spec.allow[0].claims.groups: is "writers", not a list; write a list, each element after `- `
             spec.deny[0].claims.groups[0]: 1 is a number, not text; write "1" in quotes
         "#]],
@@ -240,11 +240,11 @@ fn hints_about_key_sources_lead_to_acceptance() {
         spec.issuers[0].jwks: is "/etc/keys.json", not a map; write a map, such as {file: "/etc/keys.json"}
         spec.issuers[0].jwks: is a text, not a map; write a map with the text as `inline`
         spec.issuers[0].jwks.file: "https://a.example/jwks.json" is a URL, not the path of a file; write it as `url`
-        spec.issuers[0].jwks.url: "/etc/keys.json" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; write the path of a file as `file`
-        spec.issuers[0].jwks.url: "https://...@a.example/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://...@a.example:443/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://müller.example/jwks.json" is no server of keys: a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://a.example:99999/jwks.json" is no server of keys: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "/etc/keys.json" is not a valid JWKS endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; write the path of a file as `file`
+        spec.issuers[0].jwks.url: "https://...@a.example/jwks.json" is not a valid JWKS endpoint: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://...@a.example:443/jwks.json" is not a valid JWKS endpoint: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://müller.example/jwks.json" is not a valid JWKS endpoint: a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://a.example:99999/jwks.json" is not a valid JWKS endpoint: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
     "#]],
     );
 }

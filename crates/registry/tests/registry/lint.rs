@@ -174,7 +174,7 @@ fn a_backend_in_another_namespace_without_a_grant_is_odd() {
     check(
         &format!("{served}---{own}{away}"),
         &expect![[r#"
-        HTTPRoute shop/web: spec.rules[0].backendRefs[0].namespace: no ReferenceGrant in default permits it, so that its share is answered 500; add one there, from HTTPRoutes in shop to the Service
+        HTTPRoute shop/web: spec.rules[0].backendRefs[0].namespace: no ReferenceGrant in default permits it, so its share of requests gets the status 500; add one there, from HTTPRoutes in shop to the Service
     "#]],
     );
 }
@@ -257,7 +257,7 @@ spec:
         group,
         &expect![[r#"
         HTTPRouteGroup default/web: spec.matches[0].pathRegex: the anchors of "^/items/[0-9]+$" say nothing: the whole value is compared anyway; leave ^ at the beginning and $ at the end away
-        HTTPRouteGroup default/web: spec.matches[1].pathRegex: fits /buy and no path below it: an expression is compared with the whole path; write "/buy.*" if more is meant, as where a part of the path is enough
+        HTTPRouteGroup default/web: spec.matches[1].pathRegex: fits /buy and no path below it: an expression is compared with the whole path; write "/buy.*" to match a part of the path
         HTTPRouteGroup default/web: spec.matches[2].pathRegex: can never match: "buy" begins otherwise than a path, which begins with /; write "/buy"
         HTTPRouteGroup default/web: spec.matches[3].headers: an unescaped . in "shop.example" stands for any character, not only for a dot; write \. for a dot
     "#]],

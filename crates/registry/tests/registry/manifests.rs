@@ -193,7 +193,7 @@ fn reads_what_is_revoked() {
     let expected = [workload("cart-1", None), workload("web-0", Some("0b5f-11"))];
     assert_eq!(config.revoked_workloads, expected.into());
     for (entry, problem) in [
-        ("{kind: Pod, name: web-0, namespace: shop, uid: a/b}", "is no UID of a pod"),
+        ("{kind: Pod, name: web-0, namespace: shop, uid: a/b}", "is not the UID of a pod"),
         ("{kind: ServiceAccount, name: a, namespace: shop, uid: b}", "means nothing"),
         ("{kind: Deployment, name: a, namespace: shop}", "kind"),
     ] {

@@ -125,24 +125,24 @@ fn refuses_what_cannot_be_kept_to() {
         &expect![[r#"
             spec.rules[0].sessionPersistence.sessionName: "a b" is not the name of a cookie; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
             spec.rules[0].sessionPersistence.sessionName: "" is not the name of a cookie; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
-            spec.rules[0].sessionPersistence.cookieConfig: is about a cookie, and `type` says `Header`; remove one of the two
-            spec.rules[0].sessionPersistence.sessionName: "Set-Cookie" is no header that can carry a session; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
-            spec.rules[0].sessionPersistence.sessionName: "Content-Length" is no header that can carry a session; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
-            spec.rules[0].sessionPersistence.type: "Query" is not known here; use `Cookie` or `Header`
+            spec.rules[0].sessionPersistence.cookieConfig: is for cookies, but `type` is `Header`; remove one of the two
+            spec.rules[0].sessionPersistence.sessionName: "Set-Cookie" is not a header that can carry a session; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.sessionName: "Content-Length" is not a header that can carry a session; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.type: "Query" is not a supported value; use `Cookie` or `Header`
             spec.rules[0].sessionPersistence.absoluteTimeout: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
-            spec.rules[0].sessionPersistence.absoluteTimeout: is no time at all; use a duration such as "1h", or remove it
-            spec.rules[0].sessionPersistence.idleTimeout: is no time at all; use a duration such as "1h", or remove it
-            spec.rules[0].sessionPersistence: has a permanent cookie and does not say for how long; add `absoluteTimeout`
-            spec.rules[0].sessionPersistence.cookieConfig.lifetimeType: "Forever" is not known here; use `Session` or `Permanent`
-            spec.rules[0].sessionPersistence.cookieConfig.path: is not a field that is known here; remove it, or use `lifetimeType`
-            spec.rules[0].sessionPersistence.name: is not a field that is known here; remove it, or use `type`, `absoluteTimeout`, `cookie`, `header`, `sessionName`, `idleTimeout` or `cookieConfig`
-            spec.rules[0].sessionPersistence.header: is about a header, and `type` says `Cookie`; remove one of the two
-            spec.rules[0].sessionPersistence.cookie: is about a cookie, and `type` says `Header`; remove one of the two
+            spec.rules[0].sessionPersistence.absoluteTimeout: is zero; use a duration such as "1h", or remove it
+            spec.rules[0].sessionPersistence.idleTimeout: is zero; use a duration such as "1h", or remove it
+            spec.rules[0].sessionPersistence: has a permanent cookie without a lifetime; add `absoluteTimeout`
+            spec.rules[0].sessionPersistence.cookieConfig.lifetimeType: "Forever" is not a supported value; use `Session` or `Permanent`
+            spec.rules[0].sessionPersistence.cookieConfig.path: is an unknown field; remove it, or use `lifetimeType`
+            spec.rules[0].sessionPersistence.name: is an unknown field; remove it, or use `type`, `absoluteTimeout`, `cookie`, `header`, `sessionName`, `idleTimeout` or `cookieConfig`
+            spec.rules[0].sessionPersistence.header: is for headers, but `type` is `Cookie`; remove one of the two
+            spec.rules[0].sessionPersistence.cookie: is for cookies, but `type` is `Header`; remove one of the two
             spec.rules[0].sessionPersistence.header.name: is missing; add `name`
-            spec.rules[0].sessionPersistence: has a permanent cookie and does not say for how long; add `absoluteTimeout`
+            spec.rules[0].sessionPersistence: has a permanent cookie without a lifetime; add `absoluteTimeout`
             spec.rules[0].sessionPersistence.cookie.path: "/;Domain=a" is not the path of a cookie; use `/` and up to 1023 visible characters but `;`
-            spec.rules[0].sessionPersistence.cookieConfig: is said by `cookie` too; remove it
-            spec.rules[0].sessionPersistence.sessionName: names it a second time; remove it
+            spec.rules[0].sessionPersistence.cookieConfig: is also defined by `cookie`; remove it
+            spec.rules[0].sessionPersistence.sessionName: repeats the session name; remove it
         "#]],
     );
     let rule = "{sessionPersistence: {sessionName: a}, backendRefs: [{name: a, port: 80}]}";
@@ -153,7 +153,7 @@ fn refuses_what_cannot_be_kept_to() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
         &[&two],
         &expect![[r#"
-            spec.rules: have two rules with a session "a", which would end each other's sessions; give each rule a name of its own, or none
+            spec.rules: have two rules with a session "a", which would overwrite each other's sessions; give each rule a unique name, or none
         "#]],
     );
 }

@@ -127,16 +127,16 @@ fn refuses_a_rate_limit_that_means_nothing() {
             spec.rules[0].in: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.rules[0].in: "25h" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.rules[0].burst: 0 is out of range; use a number from 1 to 2000000
-            spec.rules[0].buckets: is for several buckets, and there is one; add `each`, or remove it
-            spec.rules[0].each: "peer" is not known here; use `client`
+            spec.rules[0].buckets: requires several buckets, but there is only one; add `each`, or remove it
+            spec.rules[0].each: "peer" is not a supported value; use `client`
             spec.rules[0].each.header: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].buckets: 0 is out of range; use a number from 1 to 100000
-            spec.rules[0].matches: is empty, which reads as nothing and as everything; add an element, or leave it out for all requests
-            spec.rules[0].from[0]: names nobody; add `namespace` or `serviceAccount`
+            spec.rules[0].matches: is empty, which is ambiguous; add an element, or leave it out for all requests
+            spec.rules[0].from[0]: names no client; add `namespace` or `serviceAccount`
             spec.rules[0].answer.status: 200 is out of range; use a number from 400 to 599
-            spec.rules[0].answer.headers[0].name: "host" says how a message travels, and a rule would break it; use a URLRewrite with `hostname`
+            spec.rules[0].answer.headers[0].name: "host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
             spec.rules[0].answer.headers: has two headers of one name; join their values, separated by commas
-            spec.rules[1]: its name is taken by another rule; use another name
+            spec.rules[1]: its name is used by another rule; use another name
             spec.concurrency.requests: is missing; add `requests`
             spec.concurrency.requests: 0 is out of range; use a number from 1 to 1000000
             spec.concurrency.adaptive.least: 6 is out of range; use a number from 1 to 5
@@ -173,15 +173,15 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
             spec.rateLimit.local: limits nothing; add `http` or `tcp`
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.rateLimit.global.http.rateLimitService: is missing; add `rateLimitService`
-            spec.rateLimit.local.http.unit: "day" is not known here; use `second`, `minute` or `hour`
+            spec.rateLimit.local.http.unit: "day" is not a supported value; use `second`, `minute` or `hour`
             spec.rateLimit.local.http.requests: 0 is out of range; use a number from 1 to 1000000
             spec.rateLimit.local.http.responseStatusCode: 200 is no error; use 400 to 599
-            spec.rateLimit.local.tcp.requests: is not a field that is known here; remove it, or use `connections`, `unit` or `burst`
+            spec.rateLimit.local.tcp.requests: is an unknown field; remove it, or use `connections`, `unit` or `burst`
             spec.rateLimit.local.tcp.connections: is missing; add `connections`
             spec.httpRoutes[0]: limits nothing; add `rateLimit`, or remove the route
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.httpRoutes[0].path: "/a[" is not a regular expression (unclosed character class); correct it; the syntax is RE2's, without look-around or back references
-            spec.httpRoutes[1].path: has a limit already, in a route before; remove one of the two
+            spec.httpRoutes[1].path: has a limit in an earlier route; remove one of the two
         "#]],
     );
 }
@@ -247,10 +247,10 @@ fn refuses_a_limit_for_all_that_has_no_words_here() {
         &specs,
         &expect![[r#"
             spec.rateLimit.global.tcp: is not supported: a service counts requests here; remove it, and limit connections with `local.tcp`
-            spec: names a rate limit service, and nothing that describes a request; add `descriptors` to `rateLimit.global.http`, or to routes
-            spec.rateLimit.global: describes all requests, and routes describe theirs, which Envoy sends instead; describe either all requests or those of routes
-            spec: has descriptors for routes, and no service that they are sent to; add `rateLimit.global.http`
-            spec.rateLimit.global.http.descriptors[0].entries[0].headerValueMatch: describes requests that do not match, which has no words here; remove `expectMatch`, and describe those that match
+            spec: names a rate limit service, but has no descriptors; add `descriptors` to `rateLimit.global.http`, or to routes
+            spec.rateLimit.global: describes all requests, but routes have their own descriptors, which Envoy sends instead; describe either all requests or those of routes
+            spec: has descriptors for routes, but no rate limit service; add `rateLimit.global.http`
+            spec.rateLimit.global.http.descriptors[0].entries[0].headerValueMatch: describes requests that do not match, which is not supported; remove `expectMatch`, and describe those that match
             spec.rateLimit: limits nothing; add `local` or `global`
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
         "#]],

@@ -87,23 +87,23 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document: on this machine a `Workload` describes an application; in a cluster `leno inject` adds a sidecar to it
-        f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a supported kind; remove the document: on this machine a `Workload` describes an application; in a cluster `leno inject` adds a sidecar to it
+        f.yaml:1:24: Servce y/x: kind: "Servce" is not a supported kind; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
-        f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
+        f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not a supported version of Service; use `v1`
         f.yaml:1:1: GRPCRoute default/x: spec: is missing; add `spec`
-        f.yaml:1:14: HTTPRoute default/x: apiVersion: "gateway.networking.k8s.io/v1alpha2" is not read for HTTPRoute; use `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1beta1`
+        f.yaml:1:14: HTTPRoute default/x: apiVersion: "gateway.networking.k8s.io/v1alpha2" is not a supported version of HTTPRoute; use `gateway.networking.k8s.io/v1` or `gateway.networking.k8s.io/v1beta1`
         f.yaml:1:1: Workload default/x: spec: is missing; add `spec`
         f.yaml:1:1: Workload: metadata: is missing; add `metadata`
-        f.yaml:1:87: Workload default/x: extra: is not a field that is known here; remove it, or use `apiVersion`, `kind`, `metadata`, `spec` or `status`
+        f.yaml:1:87: Workload default/x: extra: is an unknown field; remove it, or use `apiVersion`, `kind`, `metadata`, `spec` or `status`
         f.yaml:1:66: Workload default/X_y: metadata.name: "X_y" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
         f.yaml:1:66: Workload: metadata.name: 1 is a number, not text; write "1" in quotes
-        f.yaml:1:66: Workload: metadata.nmae: is not a field that is known here; did you mean `name`?
+        f.yaml:1:66: Workload: metadata.nmae: is an unknown field; did you mean `name`?
         f.yaml:1:80: Workload a.b/x: metadata.namespace: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
         f.yaml:1:81: Workload default/x: metadata.labels.v: 1 is a number, not text; write "1" in quotes
         f.yaml:1:82: MeshConfig y/x: metadata.namespace: a MeshConfig has no namespace; remove `namespace`
         f.yaml:1:50: Service default/a.b: metadata.name: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
-        f.yaml:1:33: Service default/a: kind: is given twice, first in line 1; remove one of the two
+        f.yaml:1:33: Service default/a: kind: is defined twice, first in line 1; remove one of the two
         f.yaml:1:50: Service: metadata.name: is a value tagged !x; use a text
         f.yaml:1:5: is not YAML (mapping values are not allowed in this context); correct the syntax; until then the file's last good state stays
         f.yaml:3:1: Service default/a: metadata.name: is already defined at f.yaml:1; remove one of the two, or rename it
@@ -116,9 +116,9 @@ fn tells_all_that_is_wrong_with_a_load() {
                 ---\n\
                 {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {ports: []}}\n";
     expect![[r#"
-        f.yaml:1:97: Service default/a: spec.typ: is not a field that is known here; did you mean `type`? "x" is not supported: use ClusterIP: the mesh opens no doors to the outside and gives no external names
+        f.yaml:1:97: Service default/a: spec.typ: is an unknown field; did you mean `type`? "x" is not supported: use ClusterIP: the mesh has no external listeners and no external names
         f.yaml:1:76: Service default/a: spec.ports[0].port: 0 is out of range; use a number from 1 to 65535
-        f.yaml:1:87: Service default/a: spec.ports[1].prot: is not a field that is known here; did you mean `protocol`? 1 is a number, not text: write "1" in quotes
+        f.yaml:1:87: Service default/a: spec.ports[1].prot: is an unknown field; did you mean `protocol`? 1 is a number, not text: write "1" in quotes
         f.yaml:1:80: Service default/a: spec.ports[1].port: is missing; add `port`
         f.yaml:3:68: Service default/b: spec.ports: is empty; list at least one port
     "#]].assert_eq(&refusals(text));
@@ -162,7 +162,7 @@ fn refuses_workloads_that_cannot_run_so() {
             "{weight: 1001}",
         ],
         &expect![[r#"
-            spec.serviceaccount: is not a field that is known here; did you mean `serviceAccount`?
+            spec.serviceaccount: is an unknown field; did you mean `serviceAccount`?
             spec.serviceAccount: "A" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
             spec.ports: is a map, not a list; write a list, each element after `- `
             spec.ports[0].port: 0 is out of range; use a number from 1 to 65535
@@ -171,11 +171,11 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.ports[0].port: 80.5 is not a whole number; use a number from 1 to 65535
             spec.ports[0].port: "http" is not a number; use a number from 1 to 65535
             spec.ports[1]: port 80 is listed twice; remove one of the two
-            spec.ports[1]: its name is taken by another port; use another name
-            spec.ports[0].protocol: "UDP" is not known here; use `HTTP`, `HTTP2`, `GRPC`, `TCP` or `detect`
-            spec.ports[0].protocol: "http" is not known here; did you mean `HTTP`?
+            spec.ports[1]: its name is used by another port; use another name
+            spec.ports[0].protocol: "UDP" is not a supported value; use `HTTP`, `HTTP2`, `GRPC`, `TCP` or `detect`
+            spec.ports[0].protocol: "http" is not a supported value; did you mean `HTTP`?
             spec.address: "localhost" is not an IP address; use one such as 127.0.0.1 or ::1
-            spec.address: 0.0.0.0 is not an address that a sidecar can connect to; use the one that the application answers on, such as 127.0.0.1
+            spec.address: 0.0.0.0 is not an address that a sidecar can connect to; use the address that the application listens on, such as 127.0.0.1
             spec.address: "127.0.0.1:80" is not an IP address; use one such as 127.0.0.1 or ::1
             spec.run: is "sleep 10", not a list; write the program and each argument as an element: ["sleep", "10"]
             spec.run: is "exec sleep $TIME", not a list; write the program and each argument as an element; for a shell: ["sh", "-c", "COMMAND"]
@@ -189,8 +189,8 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.outbound[0].listen: "localhost:1" is not an address and port; use one such as "127.0.0.1:19081"
             spec.outbound[0].listen: 19081 is not an address and port; use one such as "127.0.0.1:19081"
             spec.outbound[0].listen: has port 0; use a number from 1 to 65535
-            spec.outbound[1]: two doors listen on 127.0.0.1:1; use another port for one of them
-            spec.outbound: a door listens on 127.0.0.1:80, where the application listens; use another port for the door
+            spec.outbound[1]: two outbound listeners use 127.0.0.1:1; use another port for one of them
+            spec.outbound: an outbound listener uses 127.0.0.1:80, the address of the application; use another port for the listener
             spec.weight: 0 is out of range; use a number from 1 to 1000
             spec.weight: 1001 is out of range; use a number from 1 to 1000
         "#]],
@@ -216,7 +216,7 @@ fn refuses_commands_that_cannot_be_started() {
             spec.user: "a b" is not a user; use a name such as www-data, or numbers such as 1000 or "1000:1000"
             spec.user: "1:x" is not a user; use a name such as www-data, or numbers such as 1000 or "1000:1000"
             spec.readiness.httpGet: is missing; add `httpGet`
-            spec.readiness.httpGet.port: 81 is none of the workload's ports; use the number of one of `ports`
+            spec.readiness.httpGet.port: 81 is not a port of the workload; use the number of one of `ports`
             spec.readiness.httpGet.path: "ready" is not a path; use one such as /ready
         "#]],
     );
@@ -257,18 +257,18 @@ fn refuses_mesh_configs_of_unknown_modes() {
             "{egress: deny, apiServerEgres: deny}",
         ],
         &expect![[r#"
-            4:21: MeshConfig x: spec.trafficMode: "Strict" is not known here; did you mean `strict`?
-            4:21: MeshConfig x: spec.trafficMode: "open" is not known here; use `permissive`, `strict` or `audit`
+            4:21: MeshConfig x: spec.trafficMode: "Strict" is not a supported value; did you mean `strict`?
+            4:21: MeshConfig x: spec.trafficMode: "open" is not a supported value; use `permissive`, `strict` or `audit`
             4:21: MeshConfig x: spec.trustDomain: "a_b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
-            4:39: MeshConfig x: spec.trafficmode: is not a field that is known here; did you mean `trafficMode`?
+            4:39: MeshConfig x: spec.trafficmode: is an unknown field; did you mean `trafficMode`?
             4:21: MeshConfig x: spec.trustDomain: "a/b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
             4:20: MeshConfig x: spec.namespaces: is a map, not a list; write a list, each element after `- `
-            4:21: MeshConfig x: spec.namespaces[0]: says nothing about the namespace; add `trafficMode` or `plaintext`
-            4:47: MeshConfig x: spec.namespaces[0].trafficMode: "audits" is not known here; did you mean `audit`?
+            4:21: MeshConfig x: spec.namespaces[0]: has no settings; add `trafficMode` or `plaintext`
+            4:47: MeshConfig x: spec.namespaces[0].trafficMode: "audits" is not a supported value; did you mean `audit`?
             4:21: MeshConfig x: spec.namespaces[0].name: is missing; add `name`
-            4:52: MeshConfig x: spec.namespaces[1]: is about a namespace that is listed already; remove one of the two
-            4:39: MeshConfig x: spec.apiServerEgress: "refuse" is not known here; use `allow` or `deny`
-            4:38: MeshConfig x: spec.apiServerEgres: is not a field that is known here; did you mean `apiServerEgress`?
+            4:52: MeshConfig x: spec.namespaces[1]: names a namespace that is already listed; remove one of the two
+            4:39: MeshConfig x: spec.apiServerEgress: "refuse" is not a supported value; use `allow` or `deny`
+            4:38: MeshConfig x: spec.apiServerEgres: is an unknown field; did you mean `apiServerEgress`?
         "#]],
     );
 }
@@ -291,10 +291,10 @@ fn refuses_floors_that_set_nothing_or_contradict_the_object() {
         ],
         &expect![[r#"
             4:15: MeshConfig x: spec.floor: sets no floor; remove it, or use `trafficMode`, `plaintext`, `injection`, `exclusions`, `sidecarImages` or `exceptNamespaces`
-            4:29: MeshConfig x: spec.floor.trafficmode: is not a field that is known here; did you mean `trafficMode`?
-            4:27: MeshConfig x: spec.floor.plaintext: "accept" is not known here; use `refuse`
-            4:27: MeshConfig x: spec.floor.injection: "enabled" is not known here; use `required`
-            4:28: MeshConfig x: spec.floor.exclusions: "allow" is not known here; use `refuse`
+            4:29: MeshConfig x: spec.floor.trafficmode: is an unknown field; did you mean `trafficMode`?
+            4:27: MeshConfig x: spec.floor.plaintext: "accept" is not a supported value; use `refuse`
+            4:27: MeshConfig x: spec.floor.injection: "enabled" is not a supported value; use `required`
+            4:28: MeshConfig x: spec.floor.exclusions: "allow" is not a supported value; use `refuse`
             4:31: MeshConfig x: spec.floor.sidecarImages: permits no image; name repositories, or remove it
             4:32: MeshConfig x: spec.floor.sidecarImages[0]: "r.example/leno:0.1" has a tag or a digest; use the repository: r.example/leno
             4:54: MeshConfig x: spec.floor.sidecarImages[1]: "r.example/leno@sha256:00" has a tag or a digest; use the repository: r.example/leno
@@ -343,24 +343,24 @@ fn refuses_what_operators_cannot_see_by() {
             4:28: MeshConfig x: spec.tracing.sampling: "101%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
             4:26: MeshConfig x: spec.tracing.export: says nothing; give one of `otlp`, `zipkin`
             4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` at once; keep one of them
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "ftp://c:4318" is no endpoint to use: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is no endpoint to use: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "http://c:4317/v1" is no endpoint to use: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:4317`
-            4:69: MeshConfig x: spec.tracing.export.otlp.protocol: "http2" is not known here; did you mean `http`?
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "ftp://c:4318" is not a valid endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is not a valid endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "http://c:4317/v1" is not a valid endpoint: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:4317`
+            4:69: MeshConfig x: spec.tracing.export.otlp.protocol: "http2" is not a supported value; did you mean `http`?
             4:26: MeshConfig x: spec.tracing.errors: "no" is neither true nor false; use true or false
-            4:43: MeshConfig x: spec.tracing.propagation: "b4" is not known here; did you mean `b3`?
-            4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is no endpoint to use: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
-            4:28: MeshConfig x: spec.accessLog.format: is not a field that is known here; remove it, or use `sampling`, `errors`, `template` or `export`
+            4:43: MeshConfig x: spec.tracing.propagation: "b4" is not a supported value; did you mean `b3`?
+            4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is not a valid endpoint: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
+            4:28: MeshConfig x: spec.accessLog.format: is an unknown field; remove it, or use `sampling`, `errors`, `template` or `export`
             4:30: MeshConfig x: spec.accessLog.template: a template has 1 to 1024 bytes; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: a template names at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: `methods` is no field of the access log; did you mean `method`?
             4:59: MeshConfig x: spec.accessLog.sampling: "1e2%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
             4:30: MeshConfig x: spec.accessLog.template: `authorization` is no field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `hedge`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
-            4:37: MeshConfig x: spec.accessLog.export.zipkin: is not a field that is known here; remove it, or use `otlp`
+            4:37: MeshConfig x: spec.accessLog.export.zipkin: is an unknown field; remove it, or use `otlp`
             4:28: MeshConfig x: spec.accessLog.export.otlp: is missing; add `otlp`
-            4:71: MeshConfig x: spec.accessLog.export.otlp.interval: is not a field that is known here; remove it, or use `endpoint` or `protocol`
+            4:71: MeshConfig x: spec.accessLog.export.otlp.interval: is an unknown field; remove it, or use `endpoint` or `protocol`
             4:17: MeshConfig x: spec.metrics.export: is missing; add `export`
-            4:35: MeshConfig x: spec.metrics.export.zipkin: is not a field that is known here; remove it, or use `otlp`
+            4:35: MeshConfig x: spec.metrics.export.zipkin: is an unknown field; remove it, or use `otlp`
             4:26: MeshConfig x: spec.metrics.export.otlp: is missing; add `otlp`
             4:33: MeshConfig x: spec.metrics.export.otlp.endpoint: is missing; add `endpoint`
             4:69: MeshConfig x: spec.metrics.export.otlp.interval: "500ms" is out of range; use a time with a unit, from 1s to 1h, such as "5s"
@@ -397,19 +397,19 @@ fn refuses_services_that_ask_for_more() {
             spec.ports: is missing; add `ports`
             spec.ports: is empty; list at least one port
             spec.ports[1]: port 80 is listed twice; remove one of the two
-            spec.ports[0].protocol: "UDP" is not supported; use TCP; what is spoken over it goes into `appProtocol`
-            spec.ports[0].appProtocol: "dubbo" is not known here; use `http`, `http2`, `grpc`, `tcp`, `https`, `tls`, `tcp-server-first`, `mysql`, `mongo`, `redis`, `smtp`, `h2c`, `kubernetes.io/h2c`, `kubernetes.io/ws` or `kubernetes.io/wss`
+            spec.ports[0].protocol: "UDP" is not supported; use TCP; set the application protocol in `appProtocol`
+            spec.ports[0].appProtocol: "dubbo" is not a supported value; use `http`, `http2`, `grpc`, `tcp`, `https`, `tls`, `tcp-server-first`, `mysql`, `mongo`, `redis`, `smtp`, `h2c`, `kubernetes.io/h2c`, `kubernetes.io/ws` or `kubernetes.io/wss`
             spec.ports[0].targetPort: 0 is out of range; use a number from 1 to 65535
             spec.ports[0].targetPort: "8080" is text, not a number; write 8080, without quotes or a tag
             spec.ports[0].nodePort: is not supported; remove it
-            spec.type: "LoadBalancer" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
-            spec.type: "NodePort" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
+            spec.type: "LoadBalancer" is not supported; use ClusterIP: the mesh has no external listeners and no external names
+            spec.type: "NodePort" is not supported; use ClusterIP: the mesh has no external listeners and no external names
             spec.externalName: is not supported; remove it
-            spec.type: "ExternalName" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
+            spec.type: "ExternalName" is not supported; use ClusterIP: the mesh has no external listeners and no external names
             spec.sessionAffinity: "ClientIP" is not supported; use None
             spec.internalTrafficPolicy: "Local" is not supported; use Cluster
             spec.externalIPs: is not supported; remove it
-            spec.selectors: is not a field that is known here; did you mean `selector`?
+            spec.selectors: is an unknown field; did you mean `selector`?
             spec.selector.a: true is a boolean, not text; write "true" in quotes
             spec.selector: is a list, not a map; write a map, such as {key: value}
         "#]],
@@ -432,9 +432,9 @@ fn refuses_http_routes_of_other_parents() {
         ],
         &expect![[r#"
             spec.parentRefs: is missing; add `parentRefs`
-            spec.parentRefs: is empty; name the service whose traffic the route decides
-            spec.parentRefs[0]: has no `kind`, which means a Gateway; routes are attached to services here; add `group: ""` and `kind: Service`
-            spec.parentRefs[0].kind: "Gateway" is not known here; use `Service`
+            spec.parentRefs: is empty; name the service that the route applies to
+            spec.parentRefs[0]: has no `kind`, which defaults to Gateway; routes are attached to services here; add `group: ""` and `kind: Service`
+            spec.parentRefs[0].kind: "Gateway" is not a supported value; use `Service`
             spec.parentRefs[0].group: "gateway.networking.k8s.io" is not the group of Service; use ""
             spec.parentRefs[0].sectionName: is not supported; use `port` to name one port of the service
             spec.parentRefs[0].port: 0 is out of range; use a number from 1 to 65535
@@ -454,60 +454,60 @@ fn refuses_http_routes_that_cannot_be_honoured() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
         &specs,
         &expect![[r#"
-            spec.rules[0].filters[0].type: "ExtensionRef" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier`, `RequestRedirect`, `URLRewrite`, `RequestMirror` or `CORS`
+            spec.rules[0].filters[0].type: "ExtensionRef" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier`, `RequestRedirect`, `URLRewrite`, `RequestMirror` or `CORS`
             spec.rules[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
-            spec.rules[0].filters[0].requestRedirect: is not a field that is known here; remove it, or use `type` or `urlRewrite`
+            spec.rules[0].filters[0].requestRedirect: is an unknown field; remove it, or use `type` or `urlRewrite`
             spec.rules[0].filters[1]: is a second URLRewrite; join the two
             spec.rules[0].filters: has a RequestRedirect and a URLRewrite, of which a rule may have one; remove one of the two
-            spec.rules[0].filters: has a RequestRedirect, so that nothing reaches `backendRefs`; remove the filter or `backendRefs`
-            spec.rules[0].filters[0].requestRedirect.scheme: "ftp" is not known here; use `http` or `https`
-            spec.rules[0].filters[0].requestRedirect.statusCode: 304 is no redirection; use 301, 302, 303, 307 or 308
+            spec.rules[0].filters: has a RequestRedirect, so `backendRefs` receive no requests; remove the filter or `backendRefs`
+            spec.rules[0].filters[0].requestRedirect.scheme: "ftp" is not a supported value; use `http` or `https`
+            spec.rules[0].filters[0].requestRedirect.statusCode: 304 is not a redirect status; use 301, 302, 303, 307 or 308
             spec.rules[0].filters[0].requestRedirect.port: 0 is out of range; use a number from 1 to 65535
             spec.rules[0].filters[0].requestRedirect.hostname: "10.0.0.1" is an address; use a host name
             spec.rules[0].filters[0].requestRedirect.hostname: "*.example" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
-            spec.rules[0].filters[0].urlRewrite.path.replacePrefixMatch: is not a field that is known here; remove it, or use `type` or `replaceFullPath`
+            spec.rules[0].filters[0].urlRewrite.path.replacePrefixMatch: is an unknown field; remove it, or use `type` or `replaceFullPath`
             spec.rules[0].filters[0].urlRewrite.path.replaceFullPath: is missing; add `replaceFullPath`
             spec.rules[0].filters[0].urlRewrite.path.replaceFullPath: "a" does not start with `/`; use a path such as "/ratings"
-            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which only a rule with one match, by PathPrefix, has; use one match with a path of the type PathPrefix
-            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which only a rule with one match, by PathPrefix, has; use one match with a path of the type PathPrefix
-            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "host" says how a message travels, and a rule would break it; use a URLRewrite with `hostname`
-            spec.rules[0].filters[0].responseHeaderModifier.remove[0]: "transfer-encoding" says how a message travels, and a rule would break it; remove it
+            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which requires a rule with a single match of the type PathPrefix; use one match with a path of the type PathPrefix
+            spec.rules[0].filters[0].urlRewrite.path: replaces a prefix, which requires a rule with a single match of the type PathPrefix; use one match with a path of the type PathPrefix
+            spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
+            spec.rules[0].filters[0].responseHeaderModifier.remove[0]: "transfer-encoding" is a header of the protocol and cannot be changed; remove it
             spec.rules[0].filters[0].requestHeaderModifier.set[0].name: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "b\r\nc: d" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
             spec.rules[0].filters[0].requestHeaderModifier.set[0].value: "" is not a value of a header; use 1 to 4096 bytes, without control characters and outer spaces
-            spec.rules[0].filters[0].requestHeaderModifier: does two things to the header "a"; name each header once; several values go into one, separated by commas
+            spec.rules[0].filters[0].requestHeaderModifier: has two changes of the header "a"; name each header once; several values go into one, separated by commas
             spec.rules[0].retry.attempts: -1 is out of range; use a number from 0 to 2147483647
             spec.rules[0].retry.codes[0]: 200 is out of range; use a number from 400 to 599
             spec.rules[0].retry.codes: names a status twice; remove one of the two
             spec.rules[0].retry.backoff: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
-            spec.rules[0].retry.perTry: is not a field that is known here; remove it, or use `codes`, `attempts` or `backoff`
-            spec.rules[0].matches[0].path.type: "Prefix" is not known here; use `Exact`, `PathPrefix` or `RegularExpression`
+            spec.rules[0].retry.perTry: is an unknown field; remove it, or use `codes`, `attempts` or `backoff`
+            spec.rules[0].matches[0].path.type: "Prefix" is not a supported value; use `Exact`, `PathPrefix` or `RegularExpression`
             spec.rules[0].matches[0].path.value: "a" does not start with `/`; use a path such as "/ratings"
-            spec.rules[0].matches[0].path.value: "/a//b" is not a normal path: it has an empty, `.` or `..` element; use a path such as "/ratings"
-            spec.rules[0].matches[0].path.value: "/a/../b" is not a normal path: it has an empty, `.` or `..` element; use a path such as "/ratings"
-            spec.rules[0].matches[0].path.value: "/a b" has characters that a path cannot have; did you mean `/a%20b`?
-            spec.rules[0].matches[0].path.value: "/a%2Fb" has characters that a path cannot have; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a//b" is not normalized: it has an empty, `.` or `..` element; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a/../b" is not normalized: it has an empty, `.` or `..` element; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a b" has characters that are not valid in a path; did you mean `/a%20b`?
+            spec.rules[0].matches[0].path.value: "/a%2Fb" has characters that are not valid in a path; use a path such as "/ratings"
             spec.rules[0].matches[0].path.value: "/(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.rules[0].matches[0].path.value: is missing; add `value`
             spec.rules[0].matches[0].path: is "/a", not a map; write a map, such as {type: PathPrefix, value: "/a"}
-            spec.rules[0].matches[0].method: "get" is not known here; did you mean `GET`?
-            spec.rules[0].matches[0].method: "FETCH" is not known here; use `GET`, `HEAD`, `POST`, `PUT`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
+            spec.rules[0].matches[0].method: "get" is not a supported value; did you mean `GET`?
+            spec.rules[0].matches[0].method: "FETCH" is not a supported value; use `GET`, `HEAD`, `POST`, `PUT`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
             spec.rules[0].matches[0].headers[0]: "a b" is not the name of a header; use letters, digits and `-`
-            spec.rules[0].matches[0].headers: names one field twice, of which only the first would count; remove one of the two
-            spec.rules[0].matches[0].headers[0].type: "Regex" is not known here; use `Exact` or `RegularExpression`
+            spec.rules[0].matches[0].headers: has two entries for one name, of which only the first would apply; remove one of the two
+            spec.rules[0].matches[0].headers[0].type: "Regex" is not a supported value; use `Exact` or `RegularExpression`
             spec.rules[0].matches[0].headers: is a map, not a list; write a list, each element after `- `
             spec.rules[0].matches[0].queryParams[0].value: 1 is a number, not text; write "1" in quotes
-            spec.rules[0].matches[0].query: is not a field that is known here; did you mean `queryParams`?
+            spec.rules[0].matches[0].query: is an unknown field; did you mean `queryParams`?
             spec.rules[0].backendRefs[0].port: is missing; add `port`
             spec.rules[0].backendRefs[0].namespace: "o.ther" has a dot; use at most 63 lower-case letters, digits or `-`
-            spec.rules[0].backendRefs[0].kind: "ServiceImport" is not known here; use `Service`
+            spec.rules[0].backendRefs[0].kind: "ServiceImport" is not a supported value; use `Service`
             spec.rules[0].backendRefs[0].weight: -1 is out of range; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].weight: 1000001 is out of range; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].weight: 0.5 is not a whole number; use a number from 0 to 1000000
-            spec.rules[0].backendRefs[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `URLRewrite`
+            spec.rules[0].backendRefs[0].filters[0].type: "RequestRedirect" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `URLRewrite`
             spec.rules[0].timeouts.request: 5 is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.rules[0].timeouts.request: "1.5s" is not a duration; use a number with a unit, such as "5s" or "500ms"
-            spec.rules[0].timeouts.backendRequest: "2s" is longer than `request`, of which it is a part; lower it, or raise `request`
+            spec.rules[0].timeouts.backendRequest: "2s" is longer than `request`, which includes it; lower it, or raise `request`
             spec.rules[0].timeouts.backendRequest: 5 is not a duration; use a number with a unit, such as "5s" or "500ms"
         "#]],
     );
@@ -579,19 +579,19 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
         &specs,
         &expect![[r#"
-            spec.rules[0].matches[0].path: is not a field that is known here; remove it, or use `method` or `headers`
+            spec.rules[0].matches[0].path: is an unknown field; remove it, or use `method` or `headers`
             spec.rules[0].matches[0].method: names neither a service nor a method; add `service` or `method`
             spec.rules[0].matches[0].method: names neither a service nor a method; add `service` or `method`
             spec.rules[0].matches[0].method.service: "a/b" is not a name in gRPC; use a name such as com.example.Books, of at most 1024 bytes
             spec.rules[0].matches[0].method.service: "a..b" is not a name in gRPC; use a name such as com.example.Books, of at most 1024 bytes
             spec.rules[0].matches[0].method.method: "1a" is not a name in gRPC; use a name such as ListBooks, of at most 1024 bytes
-            spec.rules[0].matches[0].method.type: "Prefix" is not known here; use `Exact` or `RegularExpression`
+            spec.rules[0].matches[0].method.type: "Prefix" is not a supported value; use `Exact` or `RegularExpression`
             spec.rules[0].matches[0].method.service: "(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
-            spec.rules[0].matches[0].headers: names one field twice, of which only the first would count; remove one of the two
-            spec.rules[0].filters[0].type: "URLRewrite" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
-            spec.rules[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
-            spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
-            spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
+            spec.rules[0].matches[0].headers: has two entries for one name, of which only the first would apply; remove one of the two
+            spec.rules[0].filters[0].type: "URLRewrite" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
+            spec.rules[0].filters[0].type: "RequestRedirect" is not a supported value; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `RequestMirror`
+            spec.rules[0].timeouts: is an unknown field; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
+            spec.rules[0].retry: is an unknown field; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].backendRefs[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
         "#]],
     );
@@ -629,10 +629,10 @@ fn refuses_grants_that_cannot_be_honoured() {
         &expect![[r#"
             spec.from: is missing; add `from`
             spec.to: is missing; add `to`
-            spec.from: is empty, so that nothing is granted; list at least one
-            spec.to: is empty, so that nothing is granted; list at least one
-            spec.from[0].group: "a" is not known here; use `gateway.networking.k8s.io` or `split.smi-spec.io`
-            spec.to[0].kind: "Secret" is not known here; use `Service`
+            spec.from: is empty, and grants no access; list at least one
+            spec.to: is empty, and grants no access; list at least one
+            spec.from[0].group: "a" is not a supported value; use `gateway.networking.k8s.io` or `split.smi-spec.io`
+            spec.to[0].kind: "Secret" is not a supported value; use `Service`
             spec.from[0].namespace: is missing; add `namespace`
             spec.to[0].kind: is missing; add `kind`
             spec.to[0].name: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
@@ -678,18 +678,18 @@ fn refuses_traffic_targets_that_cannot_be_honoured() {
         &expect![[r#"
             spec.destination: The traffic target namespace (default) must match spec.Destination.Namespace (other); put the TrafficTarget into the namespace of its destination
             spec.destination.namespace: is missing; add `namespace`
-            spec.destination.kind: "Service" is not known here; did you mean `ServiceAccount`?
+            spec.destination.kind: "Service" is not a supported value; did you mean `ServiceAccount`?
             spec.destination: is missing; add `destination`
-            spec.sources[0].kind: "User" is not known here; use `ServiceAccount`
+            spec.sources[0].kind: "User" is not a supported value; use `ServiceAccount`
             spec.sources[0].namespace: is missing; add `namespace`
             spec.sources: is missing; add `sources`
             spec.rules: is missing; add `rules`
             spec.rules[0].kind: "UDPRoute" is not supported: the mesh carries no UDP; remove the rule, or use `HTTPRouteGroup` or `TCPRoute`
-            spec.rules[0].kind: "HTTPRoute" is not known here; did you mean `HTTPRouteGroup`?
+            spec.rules[0].kind: "HTTPRoute" is not a supported value; did you mean `HTTPRouteGroup`?
             spec.rules[0].name: is missing; add `name`
             spec.rules[0].matches: is "all", not a list; write a list, each element after `- `
-            spec.rules[0].matches: means nothing for a TCPRoute, whose ports are allowed all; remove it
-            spec.source: is not a field that is known here; remove it: `sources` is there as well
+            spec.rules[0].matches: is not supported for a TCPRoute, which allows all ports; remove it
+            spec.source: is an unknown field; remove it: `sources` is also present
         "#]],
     );
 }
@@ -719,14 +719,14 @@ fn refuses_route_groups_and_tcp_routes_that_cannot_be_honoured() {
             spec.matches[0].name: is missing; add `name`
             spec.matches[0].pathRegex: "[" is not a regular expression (unclosed character class); correct it; the syntax is RE2's, without look-around or back references
             spec.matches[0].pathRegex: "(?=x)" is not a regular expression (look-around, including look-ahead and look-behind, is not supported); correct it; the syntax is RE2's, without look-around or back references
-            spec.matches[0].path: is not a field that is known here; did you mean `pathRegex`?
-            spec.matches[0].methods[0]: "get" is not known here; did you mean `GET`?
-            spec.matches[0].methods[0]: "FETCH" is not known here; use `*`, `GET`, `HEAD`, `PUT`, `POST`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
+            spec.matches[0].path: is an unknown field; did you mean `pathRegex`?
+            spec.matches[0].methods[0]: "get" is not a supported value; did you mean `GET`?
+            spec.matches[0].methods[0]: "FETCH" is not a supported value; use `*`, `GET`, `HEAD`, `PUT`, `POST`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
             spec.matches[0].headers[0].a: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.matches[0].headers[0]["b c"]: "b c" is not the name of a header; use letters, digits and `-`
-            spec.matches[0].headers[1].A: a is given twice; combine the two into one expression
+            spec.matches[0].headers[1].A: a is defined twice; combine the two into one expression
             spec.matches[0].headers[0]: is "a", not a map; write a map of names and values
-            spec.matches[1]: the name "a" is taken by another match; use another name
+            spec.matches[1]: the name "a" is used by another match; use another name
         "#]],
     );
     check_specs(
@@ -741,7 +741,7 @@ fn refuses_route_groups_and_tcp_routes_that_cannot_be_honoured() {
         &expect![[r#"
             spec.matches: is missing; add `matches`
             spec.matches.ports[0]: 0 is out of range; use a number from 1 to 65535
-            spec.matches.ports: is empty, which reads as no port and as every port; list the ports that are allowed, or leave `ports` out to allow all
+            spec.matches.ports: is empty, which is ambiguous; list the ports that are allowed, or leave `ports` out to allow all
             spec.matches.ports: is 80, not a list; write a list, each element after `- `
             spec.matches: is a list, not a map; write a map; its fields are `ports`
         "#]],

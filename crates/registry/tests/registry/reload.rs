@@ -285,8 +285,8 @@ fn warnings_stand_as_long_as_their_documents() {
     assert_eq!(
         update.warnings[0].to_string(),
         format!(
-            "{}:8:5: TrafficTarget default/t: spec.rules[0]: has no `matches`, so that it allows \
-             no request; list the names of the group's matches that are allowed",
+            "{}:8:5: TrafficTarget default/t: spec.rules[0]: has no `matches`, and allows no \
+             request; list the names of the group's matches that are allowed",
             file.display()
         )
     );

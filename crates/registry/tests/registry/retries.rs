@@ -73,15 +73,15 @@ fn refuses_what_cannot_be_meant() {
             spec.source: is missing; add `source`
             spec.destinations: is missing; add `destinations`
             spec.retryPolicy: is missing; add `retryPolicy`
-            spec.source: is of the namespace other, not of default; put the policy into the namespace of its source
+            spec.source: is in the namespace other, not in default; put the policy into the namespace of its source
             spec.destinations: is empty; name the services
-            spec.destinations[0].kind: "Pod" is not known here; use `Service`
-            spec.retryPolicy.retryOn: "retriable-headers" is no condition that is known here; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
-            spec.retryPolicy.retryOn: "200" is no condition that is known here; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
-            spec.retryPolicy.retryOn: "" is no condition that is known here; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.destinations[0].kind: "Pod" is not a supported value; use `Service`
+            spec.retryPolicy.retryOn: "retriable-headers" is not a supported condition; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.retryOn: "200" is not a supported condition; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
+            spec.retryPolicy.retryOn: "" is not a supported condition; use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, `deadline-exceeded`, `internal` or `resource-exhausted`
             spec.retryPolicy.numRetries: 11 is out of range; use a number from 0 to 10
             spec.retryPolicy.perTryTimeout: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
-            spec.retryPolicy.hedge: is not a field that is known here; remove it, or use `retryOn`, `perTryTimeout`, `numRetries` or `retryBackoffBaseInterval`
+            spec.retryPolicy.hedge: is an unknown field; remove it, or use `retryOn`, `perTryTimeout`, `numRetries` or `retryBackoffBaseInterval`
         "#]],
     );
 }

@@ -151,13 +151,13 @@ fn refuses_an_outlier_removal_that_means_nothing() {
         &specs,
         &expect![[r#"
             spec.targetRefs: is missing; add `targetRefs`
-            spec.targetRefs: is empty; name the service that the policy is about
-            spec.targetRefs[0].kind: "Gateway" is not known here; use `Service`
+            spec.targetRefs: is empty; name the service that the policy applies to
+            spec.targetRefs[0].kind: "Gateway" is not a supported value; use `Service`
             spec.targetRefs[0].namespace: "b" is not the policy's namespace, default; put the policy into the namespace of the service
             spec.targetRefs[1]: is listed twice; remove one of the two
-            spec.failures[0]: "4xx" is not known here; did you mean `5xx`?
+            spec.failures[0]: "4xx" is not a supported value; did you mean `5xx`?
             spec: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
-            spec.grpcStatuses[0]: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
+            spec.grpcStatuses[0]: "OK" is not a supported value; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
             spec.window: 10 is not a duration; use a time with a unit, from 100ms to 24h, such as "5s"
             spec.window: "1ms" is out of range; use a time with a unit, from 100ms to 24h, such as "5s"
             spec.steps: 0 is out of range; use a number from 1 to 60
@@ -177,7 +177,7 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.healthCheck: has a `timeout` above its `interval`; lower `timeout`, or raise `interval`
             spec.healthCheck.failureThreshold: 0 is out of range; use a number from 1 to 1000
             spec.healthCheck.successThreshold: 0 is out of range; use a number from 1 to 1000
-            spec.enforcing: is not a field that is known here; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `steps`, `rate`, `consecutive`, `maxRemovedPercent`, `keepAtLeast`, `backOff`, `probes` or `healthCheck`
+            spec.enforcing: is an unknown field; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `steps`, `rate`, `consecutive`, `maxRemovedPercent`, `keepAtLeast`, `backOff`, `probes` or `healthCheck`
         "#]],
     );
 }
@@ -248,19 +248,19 @@ fn refuses_what_of_sermants_configuration_a_sidecar_cannot_do() {
         ],
         &expect![[r#"
             spec.compat: is missing; add `compat`
-            spec.compat: "istio" is not known here; use `sermant`
+            spec.compat: "istio" is not a supported value; use `sermant`
             spec.config: is missing; add `config`
             spec.config: is not YAML (mapping values are not allowed in this context); correct the syntax
-            spec.config: is not one document; write what stands under sermant.removal.config
+            spec.config: is not one document; write the content of sermant.removal.config
             spec.config: is a list, not a map; write a map; its fields are `enableRemoval`, `expireTime`, `exceptions`, `recoveryTime`, `windowsTime`, `windowsNum` and `rules`
             spec.config.enableRemoval: "yes please" is not a boolean; use true or false
-            spec.config.exceptions[0]: "java.lang.Error" is not known here; use `com.alibaba.dubbo.remoting.TimeoutException`, `org.apache.dubbo.remoting.TimeoutException`, `java.util.concurrent.TimeoutException`, `java.net.SocketTimeoutException`, `java.net.ConnectException`, `java.net.NoRouteToHostException` or `java.net.SocketException`
+            spec.config.exceptions[0]: "java.lang.Error" is not a supported value; use `com.alibaba.dubbo.remoting.TimeoutException`, `org.apache.dubbo.remoting.TimeoutException`, `java.util.concurrent.TimeoutException`, `java.net.SocketTimeoutException`, `java.net.ConnectException`, `java.net.NoRouteToHostException` or `java.net.SocketException`
             spec.config.windowsTime: 0 is out of range; use a number from 1 to 86400000
             spec.config.rules[0].key: is missing; add `key`
             spec.config.rules[0].errorRate: 1.5 is not a share; use a number from 0 to 1 with at most six decimals, such as 0.6
             spec.config.rules[1]: has the key of another rule; remove one of the two
             spec.config.rules[0].key: "A_b" is not the name of a service here; use the name of a Service of this namespace, or `default-rule`
-            spec.config.rule: is not a field that is known here; did you mean `rules`?
+            spec.config.rule: is an unknown field; did you mean `rules`?
         "#]],
     );
 }

@@ -68,11 +68,11 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             spec: says nothing; give one of `service`, `scope`
             spec: says nothing; add `rules` or `sameTag`
             spec: has `service` and `scope` at once; keep one of them
-            spec.port: means nothing without a service; remove it, or name a `service`
-            spec.scope: "cluster" is not known here; use `namespace` or `mesh`
+            spec.port: requires `service`; remove it, or name a `service`
+            spec.scope: "cluster" is not a supported value; use `namespace` or `mesh`
             spec.otherwise: is missing; add `otherwise`
-            spec.otherwise: has a word that is never reached; use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`
-            spec.otherwise: "none" is not known here; use `any`, `default` or `fail`
+            spec.otherwise: has an unreachable value; use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`
+            spec.otherwise: "none" is not a supported value; use `any`, `default` or `fail`
             spec.rules[0].split: is missing; add `split`
             spec.rules[0].split: has no target with a weight above 0; add one
             spec.rules[0].split[0]: has `tags` and `instances` at once; keep one of them
@@ -84,7 +84,7 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             spec.rules[0].match.methods[0]: "get" is not a method; use one such as GET; methods are written in capital letters
             spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
-            spec.rules[0].match.query.a.in: is empty, so that nothing fits; list at least one text
+            spec.rules[0].match.query.a.in: is empty, and matches no request; list at least one text
             spec.rules[0].sticky: says nothing; give one of `header`, `cookie`
             spec.sameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
             spec.sameTag[0].tags: names no tag; name one, such as `zone`
@@ -147,7 +147,7 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         "SermantRouteRule",
         &specs,
         &expect![[r#"
-            spec.compat: "istio" is not known here; use `sermant`
+            spec.compat: "istio" is not a supported value; use `sermant`
             spec.key: "servicecomb.tagRule.a" is not a key of the service-router; use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or `servicecomb.globalRouteRule`
             spec.key: "A" is not the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
             spec.rules: is a list, not a map; write a map of names and values
@@ -157,7 +157,7 @@ fn refuses_published_rules_that_cannot_be_honoured() {
             spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
             spec.rules[0].rules[0].match.headers.a: has no operator; use one such as `exact`
             spec.rules[0].rules[0].match.headers.a.regex: "(?=b)" cannot be used as Java would (look-around, including look-ahead and look-behind, is not supported); write it in RE2 syntax, without look-around or back references
-            spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh carries without looking into them; remove the rule, or match `headers`
+            spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh forwards without parsing them; remove the rule, or match `headers`
             spec.rules[0].rules[0].route[0].weight: "many" is not a number; use a number from 0 to 2147483647
             spec.rules: has more than 6 different paths in its flow rules; use fewer, or a TagRoute
         "#]],
@@ -220,15 +220,15 @@ spec:
         format!("{rest}\n")
     });
     expect![[r#"
-        spec.rules[0].rules[0].match.method: is never looked at in rules of the kind flow; remove it, or use a TagRoute, which does
-        spec.rules[0].rules[0].match.path: is compared with what stands before the last dot of the path, or with nothing at all; use a TagRoute to match paths
-        spec.rules[0].rules[0].match.headers: "Id" matches no header: their names arrive in lower case; write the name in lower case
-        spec.rules[0].rules[0].match.headers.Id: has two operators, of which `exact` does not count; keep one; write a list of conditions for several
+        spec.rules[0].rules[0].match.method: is ignored in rules of the kind flow; remove it, or use a TagRoute, which does
+        spec.rules[0].rules[0].match.path: is compared only with the part of the path before its last dot, if any; use a TagRoute to match paths
+        spec.rules[0].rules[0].match.headers: "Id" matches no header: header names are lower-case; write the name in lower case
+        spec.rules[0].rules[0].match.headers.Id: has two operators; `exact` is ignored; keep one; write a list of conditions for several
         spec.rules[0].rules[0].match.headers.b.regex: "(" is not a regular expression (unclosed group) and never matches; correct it
         spec.rules[0].rules[0].route[1]: has not a `weight` and `tags` and is dropped; add a `weight` and `tags`
-        spec.rules[1].kind: is the kind of another document too: only the first counts; put the rules of a kind into one document
-        spec.rules[2].kind: "unknown" is not a kind of rule: the document is dropped; use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or `route.sermant.io/lane`
-        spec.rules[3].rules[0].match: has no `protocol`, so that the rule never fits; add `protocol: http`
+        spec.rules[1].kind: is also the kind of another document: only the first applies; put the rules of a kind into one document
+        spec.rules[2].kind: "unknown" is not a supported kind of rule: the document is ignored; use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or `route.sermant.io/lane`
+        spec.rules[3].rules[0].match: has no `protocol`, so the rule never matches; add `protocol: http`
     "#]].assert_eq(&lines.collect::<String>());
 }
 

@@ -70,7 +70,7 @@ fn refuses_tls_routes_that_cannot_be_honoured() {
         &expect![[r#"
             spec.parentRefs: is missing; add `parentRefs`
             spec.hostnames: is missing; add `hostnames`
-            spec.hostnames: is empty; list the server names whose sessions the route decides
+            spec.hostnames: is empty; list the server names that the route matches
             spec.hostnames[0]: "A.com" is not a host name; use one in lower case such as shop.example.com or *.example.com
             spec.hostnames[0]: "a.*.com" is not a host name; use one in lower case such as shop.example.com or *.example.com
             spec.hostnames[0]: "192.0.2.1" is not a host name; use one in lower case such as shop.example.com or *.example.com
@@ -79,7 +79,7 @@ fn refuses_tls_routes_that_cannot_be_honoured() {
             spec.rules: is empty; add a rule with `backendRefs`
             spec.rules[0].backendRefs: is missing; add `backendRefs`
             spec.rules: has 2 elements; use at most 1
-            spec.rules[0].matches: is not a field that is known here; remove it, or use `name` or `backendRefs`
+            spec.rules[0].matches: is an unknown field; remove it, or use `name` or `backendRefs`
         "#]],
     );
 }
@@ -130,7 +130,7 @@ fn host_names_of_a_route_of_a_service_are_a_warning_wherever_it_is_read_from() {
         let (_, warnings) = leno_registry::read_json(&document).unwrap();
         let told: Vec<_> = warnings.iter().map(|it| (&it.at.field, it.problem.as_str())).collect();
         let field = Some("spec.hostnames".to_owned());
-        let why = "is not heeded: a route of a service is for all its host names";
+        let why = "is ignored: a route of a service applies to all its host names";
         assert_eq!(told, [(&field, why)], "{kind}");
         let (objects, rejected) = read_str("f.yaml", &document.to_string());
         assert_eq!((objects.len(), rejected), (1, Vec::new()), "{kind}");

@@ -86,15 +86,15 @@ fn refuses_splits_that_cannot_be_honoured() {
         spec.service: "a.other" is not in the split's namespace, default; put the TrafficSplit into the namespace of its root
         spec.backends: is missing; add `backends`
         spec.backends: is empty; list the services that take a share
-        spec.backends: has no weight above 0, which reads as nobody and as everybody; give at least one backend a weight above 0
+        spec.backends: has no weight above 0; give at least one backend a weight above 0
         spec.backends[0].weight: is missing; add `weight`
         spec.backends[1].service: is missing; add `service`
         spec.backends[0].weight: 0.5 is not a whole number; use a number from 0 to 1000000
         spec.backends[1].weight: -1 is out of range; use a number from 0 to 1000000
         spec.backends[1]: is listed twice; remove one of the two, and add up their weights
-        spec.backends[0].port: is not a field that is known here; remove it, or use `service` or `weight`
-        spec.matches: is empty, which reads as no request and as every request; list the HTTPRouteGroups whose requests are split, or leave `matches` out
-        spec.matches[0].kind: "TCPRoute" is not known here; use `HTTPRouteGroup`
+        spec.backends[0].port: is an unknown field; remove it, or use `service` or `weight`
+        spec.matches: is empty, which is ambiguous; list the HTTPRouteGroups whose requests are split, or leave `matches` out
+        spec.matches[0].kind: "TCPRoute" is not a supported value; use `HTTPRouteGroup`
         spec.matches[0].name: is missing; add `name`
         spec.matches[1]: is listed twice; remove one of the two
     "#]],
@@ -155,13 +155,13 @@ spec:
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
-        TrafficSplit shop/canary: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so that its share is answered 500 there; give it the ports of the root: `80` or `5432`
+        TrafficSplit shop/canary: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so its share of requests gets the status 500; give it the ports of the root: `80` or `5432`
         TrafficSplit shop/canary: spec.backends[1].service: there is no Service other/stock-v2; add the Service
-        TrafficSplit shop/canary: spec.backends[1].service: no ReferenceGrant in other permits it, so that its share is answered 500; add one there, from TrafficSplits in shop to the Service
+        TrafficSplit shop/canary: spec.backends[1].service: no ReferenceGrant in other permits it, so its share of requests gets the status 500; add one there, from TrafficSplits in shop to the Service
         TrafficSplit shop/canary: spec.matches[0].name: there is no HTTPRouteGroup shop/gold, so that it splits no request; did you mean `golden`?
         TrafficSplit shop/canary: spec.matches[1].name: there is no HTTPRouteGroup shop/beta, so that it splits no request; add the HTTPRouteGroup
         TrafficSplit shop/canary: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
-        TrafficSplit shop/a: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so that its share is answered 500 there; give it the ports of the root: `80` or `5432`
+        TrafficSplit shop/a: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so its share of requests gets the status 500; give it the ports of the root: `80` or `5432`
         TrafficSplit shop/a: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
         TrafficSplit shop/b: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
         TrafficSplit shop/b: spec.service: the TrafficSplit shop/a is for the same service and comes first by name, so that this one decides nothing; remove one of the two, or say by `matches` which requests this one splits

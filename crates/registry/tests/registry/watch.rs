@@ -149,7 +149,7 @@ fn keeps_what_a_missing_or_replaced_directory_held() {
         fs::rename(at("live"), at("away")).unwrap();
         watched.expect_kept("does not exist").await;
         fs::create_dir(at("live")).unwrap();
-        watched.expect_kept("is empty, and not the directory that was here before").await;
+        watched.expect_kept("is empty, and is not the directory that was read before").await;
         fs::create_dir(at("live/.git")).unwrap();
         fs::write(at("live/a.yaml"), service("a", 2)).unwrap();
         watched.expect("a", 2).await;

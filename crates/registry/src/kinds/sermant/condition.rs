@@ -27,7 +27,7 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     for test in &mut tests {
         if test.name.bytes().any(|byte| byte.is_ascii_uppercase()) {
             field.warn(
-                format!("{:?} matches no header: their names arrive in lower case", test.name),
+                format!("{:?} matches no header: header names are lower-case", test.name),
                 "write the name in lower case",
             );
             test.name.make_ascii_lowercase();
@@ -47,7 +47,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
             key => {
                 if let Some((before, _)) = operator.replace((key.to_owned(), value)) {
                     field.warn(
-                        format!("has two operators, of which `{before}` does not count"),
+                        format!("has two operators; `{before}` is ignored"),
                         "keep one; write a list of conditions for several",
                     );
                 }

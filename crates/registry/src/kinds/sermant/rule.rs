@@ -152,12 +152,12 @@ pub(super) fn read_lane_rule(
 /// True if `protocol` is `http`; without it, or with another one, the rule never matches.
 fn is_http(parts: &Fields<'_>) -> Option<bool> {
     let Some(protocol) = parts.find("protocol") else {
-        parts.here().warn("has no `protocol`, so that the rule never fits", "add `protocol: http`");
+        parts.here().warn("has no `protocol`, so the rule never matches", "add `protocol: http`");
         return Some(false);
     };
     let is_http = protocol.text()?.eq_ignore_ascii_case("http");
     if !is_http {
-        protocol.warn("is for another protocol: no request fits here", "use `http`");
+        protocol.warn("is for another protocol: no request matches", "use `http`");
     }
     Some(is_http)
 }
@@ -257,7 +257,7 @@ fn read_tags(field: &Field<'_>, consumer: Consumer) -> Option<BTreeMap<String, T
 }
 
 fn dropped(field: &Field<'_>, lacks: &str) {
-    field.warn(format!("has not {lacks} and is dropped"), format!("add {lacks}"));
+    field.warn(format!("lacks {lacks} and is ignored"), format!("add {lacks}"));
 }
 
 /// Reads the expression for the path before its last dot; used only in combination with headers.
@@ -267,11 +267,11 @@ fn read_stem(parts: &Fields<'_>, matches: &TagMatch) -> Option<Option<String>> {
     };
     let text = field.text()?;
     if matches.headers.is_empty() || text.is_empty() {
-        field.warn("is not looked at without `headers`", "remove it, or use a TagRoute");
+        field.warn("is ignored without `headers`", "remove it, or use a TagRoute");
         return Some(None);
     }
     field.warn(
-        "is compared with what stands before the last dot of the path, or with nothing at all",
+        "is compared only with the part of the path before its last dot, if any",
         "use a TagRoute to match paths",
     );
     Some(Some(match check(field, text)? {
@@ -302,7 +302,7 @@ fn refuse_dubbo(parts: &Fields<'_>) {
     for key in ["attachments", "args"] {
         parts.unsupported(
             key,
-            "is for calls of Dubbo, which the mesh carries without looking into them",
+            "is for calls of Dubbo, which the mesh forwards without parsing them",
             "remove the rule, or match `headers`",
         );
     }
@@ -312,7 +312,7 @@ fn ignored(parts: &Fields<'_>, keys: &[&str], kind: &str) {
     for key in keys {
         if let Some(field) = parts.find(key) {
             field.warn(
-                format!("is never looked at in rules of the kind {kind}"),
+                format!("is ignored in rules of the kind {kind}"),
                 "remove it, or use a TagRoute, which does",
             );
         }
