@@ -232,7 +232,7 @@ impl<'a> World<'a> {
             self.workloads.iter().copied().filter(|workload| selects(service, workload)).collect();
         if selected.is_empty() {
             let problem = match service.selector.is_empty() {
-                true => "is empty, so that the service has no endpoints",
+                true => "is empty, so the service has no endpoints",
                 false => "selects no workload of the namespace",
             };
             let remedy = "use labels that a Workload of the same namespace has";
@@ -339,7 +339,7 @@ impl<'a> World<'a> {
                 lint.warn(
                     field(),
                     format!(
-                        "no ReferenceGrant in {} permits it, so that nothing is copied",
+                        "no ReferenceGrant in {} permits it, so no request is copied",
                         service.namespace
                     ),
                     format!("add one there, from {}s in {own} to the Service", kind.as_str()),
@@ -375,11 +375,11 @@ impl<'a> World<'a> {
                 lint.warn(
                     format!("spec.parentRefs[{index}]"),
                     format!(
-                        "the GRPCRoute {} is attached there too, and an HTTPRoute beside it has no \
-                         say on a port",
+                        "the GRPCRoute {} is attached to the same port and takes precedence over \
+                         an HTTPRoute",
                         other.name
                     ),
-                    "use one kind of route for a port",
+                    "use one kind of route per port",
                 );
             }
         }
@@ -420,7 +420,7 @@ impl<'a> World<'a> {
                     let wanted = (&route.namespace, &route.name);
                     lint.warn(
                         format!("{field}.name"),
-                        format!("there is no TCPRoute {route}, so that the rule allows nothing"),
+                        format!("there is no TCPRoute {route}, so the rule allows no request"),
                         suggestion(wanted, known!(self.tcp_routes.iter()), "add the TCPRoute"),
                     );
                 }
@@ -453,7 +453,7 @@ impl<'a> World<'a> {
             let wanted = (&name.namespace, &name.name);
             lint.warn(
                 format!("{field}.name"),
-                format!("there is no HTTPRouteGroup {name}, so that the rule allows nothing"),
+                format!("there is no HTTPRouteGroup {name}, so the rule allows no request"),
                 suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
             );
             return;

@@ -11,7 +11,7 @@ fn accepts_a_good_mesh_and_points_at_what_is_odd() {
     let done = place.leno(&["check", "-f", "mesh.yaml"]);
     assert_eq!(done.code, Some(0), "{done:?}");
     expect![[r#"
-        warning: mesh.yaml:18: Workload shop/stranger-1: spec.serviceAccount: no policy mentions the account shop/stranger: in strict mode the workload calls nobody and nobody calls it; name it as a source or destination of a TrafficTarget, or in an AccessPolicy
+        warning: mesh.yaml:18: Workload shop/stranger-1: spec.serviceAccount: no policy mentions the account shop/stranger: in strict mode the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
         ok: 14 objects, 0 rejected, 1 warning
     "#]]
     .assert_eq(&done.out);

@@ -138,7 +138,7 @@ impl Report<'_> {
                 let ports = there.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
                 Idle::of_all_retries(ports, &self.mesh).map(|idle| idle.to_string())
             }
-            Some(first) => Some(format!("Retry {first} is about the same requests")),
+            Some(first) => Some(format!("Retry {first} applies to the same requests")),
         };
         let nobody =
             (!has_source).then(|| format!("no workload runs under the account {}", policy.source));

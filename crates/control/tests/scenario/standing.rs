@@ -119,7 +119,7 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
             ("Lane", "shop/gray", None),
             ("Egress", "shop/out", Some("no effect: spec.egress is allow")),
             ("Retry", "shop/again", None),
-            ("Retry", "shop/first", Some("Retry shop/again is about the same requests")),
+            ("Retry", "shop/first", Some("Retry shop/again applies to the same requests")),
         ] {
             let status = status(kind, name);
             assert_eq!((status.in_force, status.why.as_deref()), (why.is_none(), why), "{name}");

@@ -82,7 +82,7 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
         }
         _ => {
             if !value.boolean()? {
-                value.refuse("says nothing", "use `source: true`, or another key");
+                value.refuse("has no key", "use `source: true`, or another key");
             }
             Some(HashKey::Source)
         }

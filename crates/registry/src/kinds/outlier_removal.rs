@@ -102,7 +102,7 @@ pub(super) fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
         |field: &Field<'_>| matches!(field.value(), Value::List(list) if list.is_empty());
     if classes.is_empty() && words.into_iter().chain(statuses).all(says_nothing) {
         fields.here().refuse(
-            "counts nothing as a failure",
+            "has no failure conditions",
             "list classes in `failures` or `grpcStatuses`, or remove both for the default",
         );
         return None;
@@ -173,11 +173,11 @@ fn health_probe(field: &Field<'_>, fields: &Fields<'_>) -> Option<HealthProbe> {
             Some(HealthProbe::Grpc { service })
         }
         (None, None) => {
-            field.refuse("asks nothing", "give `httpGet` or `grpc`");
+            field.refuse("has no probe", "give `httpGet` or `grpc`");
             None
         }
         (Some(_), Some(_)) => {
-            field.refuse("asks two things", "give `httpGet` or `grpc`, not both");
+            field.refuse("has two probes", "give `httpGet` or `grpc`, not both");
             None
         }
     }

@@ -49,7 +49,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
         None => None,
     };
     if !says_something {
-        spec.refuse("limits nothing", "add `rules`, `connections`, `concurrency` or `global`");
+        spec.refuse("has no limits", "add `rules`, `connections`, `concurrency` or `global`");
         return None;
     }
     Some((scope?, RateLimits { connections, rules, concurrency, global }))

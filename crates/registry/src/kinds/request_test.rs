@@ -132,8 +132,8 @@ pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k 
     match given.as_slice() {
         [key] => Some(key),
         [] => {
-            let remedy = format!("give one of `{}`", keys.join("`, `"));
-            fields.here().refuse("says nothing", remedy);
+            let remedy = format!("set one of `{}`", keys.join("`, `"));
+            fields.here().refuse("is empty", remedy);
             None
         }
         several => {

@@ -33,7 +33,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
     rules.sort_by_key(|rule: &TagRule| Reverse(rule.precedence));
     let by_caller = read_same_tag(&fields, &name);
     if elements.is_empty() && fields.find("sameTag").is_none_or(is_empty_list) {
-        spec.refuse("says nothing", "add `rules` or `sameTag`");
+        spec.refuse("has no rules", "add `rules` or `sameTag`");
     }
     let rules = TagRules { rules, otherwise, by_caller };
     Some(TagRoute { name, scope: scope?, rules, created: 0 })
@@ -142,7 +142,7 @@ fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
     };
     let tags = fields.find("tags").map(read_tests).unwrap_or_default();
     if service.is_none() && tags.is_empty() {
-        field.refuse("says nothing", "name a `service` or `tags`, or remove it");
+        field.refuse("is empty", "name a `service` or `tags`, or remove it");
         return None;
     }
     Some(Callers { service, tags, ..Callers::default() })

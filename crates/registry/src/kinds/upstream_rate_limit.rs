@@ -51,7 +51,7 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     };
     let fields = field.fields(&["local", "global"])?;
     if fields.find("local").is_none() && fields.find("global").is_none() {
-        field.refuse("limits nothing", "add `local` or `global`");
+        field.refuse("has no limits", "add `local` or `global`");
     }
     if let Some(local) = fields.find("local") {
         read_local(local, burst, &mut limits)?;
@@ -124,7 +124,7 @@ fn read_route<'a>(
     let part = |key| parts.as_ref().and_then(|parts| parts.find(key));
     let (local, global) = (part("local"), part("global"));
     if local.is_none() && global.is_none() {
-        route.refuse("limits nothing", "add `rateLimit`, or remove the route");
+        route.refuse("has no limits", "add `rateLimit`, or remove the route");
     }
     if let Some(local) = local {
         let rule = read_requests(local, (format!("httpRoutes[{index}]"), burst))?;
@@ -148,7 +148,7 @@ fn read_local(local: &Field<'_>, burst: Burst, limits: &mut RateLimits) -> Optio
         limits.rules.push(read_requests(http, ("rateLimit.local.http".to_owned(), burst))?);
     }
     if fields.find("tcp").is_none() && fields.find("http").is_none() {
-        local.refuse("limits nothing", "add `http` or `tcp`");
+        local.refuse("has no limits", "add `http` or `tcp`");
     }
     Some(())
 }

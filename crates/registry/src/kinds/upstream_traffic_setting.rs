@@ -27,7 +27,7 @@ pub(super) fn read(
     };
     let limits = upstream_rate_limit::read(&fields, burst)?;
     if breaker == CircuitBreaker::default() && limits.is_empty() {
-        spec.refuse("limits nothing", "add `connectionSettings`, `rateLimit` or `httpRoutes`");
+        spec.refuse("has no limits", "add `connectionSettings`, `rateLimit` or `httpRoutes`");
         return None;
     }
     let parent = RouteParent { service: service?, port: None };
@@ -48,7 +48,7 @@ fn connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
         http(field, &mut rule)?;
     }
     if rule == CircuitBreaker::default() {
-        settings.refuse("limits nothing", "add a limit, or remove it");
+        settings.refuse("has no limits", "add a limit, or remove it");
         return None;
     }
     Some(rule)

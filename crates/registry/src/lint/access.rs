@@ -24,7 +24,8 @@ impl World<'_> {
                         field: Some("metadata.annotations".to_owned()),
                         ..Place::default()
                     },
-                    problem: "no pod with a sidecar is in the namespace, so that no sidecar enforces them"
+                    problem: "no pod with a sidecar is in the namespace, so no sidecar enforces \
+                              them"
                         .to_owned(),
                     remedy: format!(
                         "`kubectl label namespace {name} leno.dev/injection=enabled` and restart its workloads, or \
@@ -67,13 +68,14 @@ impl World<'_> {
             return;
         }
         let all_strict = self.workloads.iter().all(|it| self.config.mode_of(it) == mode);
-        let calls = if all_strict { "the workload calls nobody and " } else { "" };
+        let calls = if all_strict { "the workload may call no service and " } else { "" };
         lint.warn(
             "spec.serviceAccount".to_owned(),
             format!(
-                "no policy mentions the account {account}: in strict mode {calls}nobody calls it"
+                "no policy mentions the account {account}: in strict mode {calls}no client may \
+                 call it"
             ),
-            "name it as a source or destination of a TrafficTarget, or in an AccessPolicy",
+            "add it as a source or destination of a TrafficTarget, or in an AccessPolicy",
         );
     }
 
@@ -99,7 +101,7 @@ impl World<'_> {
             lint.warn(
                 "spec".to_owned(),
                 format!("no workload is in the namespace {namespace}"),
-                "put the policy into the namespace of the workloads that are called",
+                "move the policy to the namespace of the called workloads",
             );
         }
         let mut counts = [0, 0];
@@ -124,7 +126,7 @@ impl World<'_> {
             if !self.accounts.iter().any(|account| peer.fits(account)) {
                 lint.warn(
                     format!("{field}.from[{index}]"),
-                    format!("no workload runs under an account that fits {peer}"),
+                    format!("no workload runs under an account that matches {peer}"),
                     "correct the names, or add a Workload with such an account",
                 );
             }
@@ -161,11 +163,10 @@ impl World<'_> {
             && concerned.all(|port| port.protocol == Protocol::Tcp)
         {
             let problem = match rule.action {
-                PolicyAction::Allow => {
-                    "can never match: the ports carry TCP, in which no request is seen"
-                }
+                PolicyAction::Allow => "can never match: requests on TCP ports are not parsed",
                 PolicyAction::Deny => {
-                    "cannot tell requests apart: the ports carry TCP, where it denies each connection in which HTTP begins"
+                    "cannot match single requests: on TCP ports it denies every connection with \
+                     HTTP"
                 }
             };
             lint.warn(
@@ -189,8 +190,8 @@ fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lin
     if let Some(other) = before.find(everything) {
         lint.warn(
             field.to_owned(),
-            format!("can never decide: the rule {} does for all that it is about", other.name),
-            "remove one of the two, or say in `from`, `requests` or `ports` what differs",
+            format!("has no effect: the rule {} applies first to all of its requests", other.name),
+            "remove one of the two, or change `from`, `requests` or `ports`",
         );
     }
 }
@@ -218,9 +219,9 @@ mod tests {
         config.annotated.insert(st);
         assert_eq!(
             of(&config),
-            "Namespace st: metadata.annotations: no pod with a sidecar is in the namespace, so that no sidecar enforces \
-             them; `kubectl label namespace st leno.dev/injection=enabled` and restart its workloads, or remove the \
-             annotations"
+            "Namespace st: metadata.annotations: no pod with a sidecar is in the namespace, so no \
+             sidecar enforces them; `kubectl label namespace st leno.dev/injection=enabled` and \
+             restart its workloads, or remove the annotations"
         );
     }
 }

@@ -84,14 +84,15 @@ fn lint_path(path: &str, field: String, lint: &mut Lint<'_>) {
     if begins_with_no_slash(inner) {
         lint.warn(
             field,
-            format!("can never match: {path:?} begins otherwise than a path, which begins with /"),
+            format!("can never match: {path:?} does not begin with /"),
             format!("write {:?}", format!("/{inner}")),
         );
     } else if inner.starts_with('/') && !inner.contains(SPECIAL) {
         lint.warn(
             field,
             format!(
-                "fits {inner} and no path below it: an expression is compared with the whole path"
+                "matches {inner} and no path below it: an expression is compared with the whole \
+                 path"
             ),
             format!("write {:?} to match a part of the path", format!("{inner}.*")),
         );
@@ -116,8 +117,8 @@ fn lint_anchors(text: &str, field: &str, lint: &mut Lint<'_>) {
     if text.starts_with('^') || ends {
         lint.warn(
             field.to_owned(),
-            format!("the anchors of {text:?} say nothing: the whole value is compared anyway"),
-            "leave ^ at the beginning and $ at the end away",
+            format!("the anchors of {text:?} have no effect: the whole value is always compared"),
+            "remove ^ at the beginning and $ at the end",
         );
     }
 }

@@ -64,7 +64,7 @@ impl World<'_> {
         if self.config.egress == Egress::Allow {
             lint.warn(
                 "spec".to_owned(),
-                "means nothing while everybody is let out".to_owned(),
+                "has no effect while the MeshConfig allows all egress".to_owned(),
                 "set `spec.egress` of the MeshConfig to deny, or remove it",
             );
         }
@@ -125,8 +125,8 @@ impl World<'_> {
         {
             lint.warn(
                 format!("spec.backends[{index}]"),
-                format!("the {} opens this port, so that this one does not", first.name),
-                "put the sources of both into one",
+                format!("the {} opens this port and takes precedence", first.name),
+                "merge the sources of both",
             );
         }
     }
@@ -137,7 +137,7 @@ impl World<'_> {
                 let wanted = (&group.namespace, &group.name);
                 lint.warn(
                     format!("spec.matches[{index}].name"),
-                    format!("there is no HTTPRouteGroup {group}, so that it allows no request"),
+                    format!("there is no HTTPRouteGroup {group}, so it allows no request"),
                     suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
                 );
             }

@@ -16,7 +16,7 @@ pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut Lint<'_>) {
 pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     match policy.rule.guard() {
         Some(Guard::Authorization(rule)) => {
-            lint_requests(&rule.requests, "spec.matches", "is asked about", lint);
+            lint_requests(&rule.requests, "spec.matches", "checks", lint);
         }
         Some(Guard::Tokens(tokens)) => {
             if let Required::Of(requests) = &tokens.required {
@@ -32,8 +32,11 @@ fn lint_requests(requests: &[RequestMatch], field: &str, verb: &str, lint: &mut 
         let PathMatch::Exact(path) = &request.path else { continue };
         lint.warn(
             format!("{field}[{index}].path.type"),
-            format!("{verb} {path} and nothing below it, where an application may serve the same"),
-            "PathPrefix is safer; leave Exact where only this path is meant",
+            format!(
+                "{verb} {path} and no path below it, where an application may serve the same \
+                     resource"
+            ),
+            "PathPrefix is safer; use Exact only for exactly this path",
         );
     }
 }

@@ -24,8 +24,7 @@ impl World<'_> {
                 lint.warn(
                     format!("spec.parentRefs[{index}]"),
                     format!(
-                        "the TCPRoute {} is attached there too and comes first, so that \
-                         this one has no say on a port",
+                        "the TCPRoute {} is attached to the same port and takes precedence",
                         first.rule.route
                     ),
                     "remove one of the two, or name another port",

@@ -23,8 +23,8 @@ impl World<'_> {
                 lint.warn(
                     field.clone(),
                     format!(
-                        "is asked about requests to itself: about each question to port {port} of \
-                         {service} there is another"
+                        "checks its own check requests: each request to port {port} of {service} \
+                         causes another one"
                     ),
                     "attach the policy to other services, or to other ports of this one",
                 );
@@ -64,7 +64,8 @@ impl World<'_> {
                 lint.warn(
                     field,
                     format!(
-                        "denies nobody who shows no token, and none is required at port {} of {}",
+                        "does not apply to requests without a token, and no token is required at \
+                         port {} of {}",
                         port.port, service.name
                     ),
                     "set `required: true` in a JwtValidation of that service",
@@ -75,7 +76,7 @@ impl World<'_> {
                 if ports.peek().is_some() && ports.all(|at| required(at).is_none()) {
                     lint.warn(
                         field,
-                        "can never match: nobody verifies tokens where these workloads serve"
+                        "can never match: no JwtValidation verifies tokens for these workloads"
                             .to_owned(),
                         "attach a JwtValidation to their services",
                     );

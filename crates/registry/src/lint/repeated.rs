@@ -86,13 +86,13 @@ impl<'a> World<'a> {
                 let others = || {
                     let (other, number) = self.matches.before(route, &request)?;
                     let (kind, name) = (other.kind.as_str(), &other.name);
-                    Some(format!("rules[{number}] of the {kind} {name}, which goes first,"))
+                    Some(format!("rules[{number}] of the {kind} {name}, which takes precedence,"))
                 };
                 if let Some(first) = before.or_else(others) {
                     lint.warn(
                         format!("spec.rules[{place}].matches[{index}]"),
-                        format!("never decides: {first} is for the same requests"),
-                        "remove one of the two, or say in one what differs",
+                        format!("never applies: {first} matches the same requests"),
+                        "remove one of the two, or change its matches",
                     );
                 }
                 own.entry(request).or_insert(place);
@@ -122,8 +122,8 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     for place in first + 1..count {
         lint.warn(
             format!("spec.rules[{place}]"),
-            format!("never decides: rules[{first}] takes every request before"),
-            "put it before that rule, or say there which requests it is for",
+            format!("never applies: rules[{first}] matches every request first"),
+            "move it before that rule, or restrict the requests of that rule",
         );
     }
 }
@@ -137,7 +137,7 @@ pub(super) fn lint_lane(lane: &Lane, lint: &mut Lint<'_>) {
     for rule in rules {
         lint.warn(
             format!("spec.rules[{}]", rule.origin.index),
-            format!("never decides: rules[{}] takes every request before", all.origin.index),
+            format!("never applies: rules[{}] matches every request first", all.origin.index),
             "give it a greater `precedence`, or the other a `match`",
         );
     }

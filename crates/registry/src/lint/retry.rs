@@ -35,7 +35,7 @@ impl World<'_> {
             {
                 lint.warn(
                     field,
-                    format!("decides nothing: Retry {} is about the same requests", first.name),
+                    format!("has no effect: Retry {} applies to the same requests", first.name),
                     "remove one of the two",
                 );
             }
@@ -58,8 +58,8 @@ impl World<'_> {
         if policy.rule.attempts == 0 {
             lint.warn(
                 "spec.retryPolicy.numRetries".to_owned(),
-                "is 0: nothing is sent once more, not even what never left".to_owned(),
-                "raise it, or remove the policy, and what never left is sent once more",
+                "is 0: no request is retried, including requests that were never sent".to_owned(),
+                "raise it, or remove the policy to retry requests that were never sent",
             );
         }
     }

@@ -49,7 +49,7 @@ impl World<'_> {
             return;
         }
         let is_setting = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
-        let under_way = "bound the requests under way instead";
+        let under_way = "limit concurrent requests instead";
         for (bounds, field, setting, remedy) in [
             (
                 breaker,
@@ -62,7 +62,7 @@ impl World<'_> {
             if bounds {
                 lint.warn(
                     if is_setting { setting } else { field }.to_owned(),
-                    "bounds nothing: the requests of these ports share links".to_owned(),
+                    "has no effect: requests of these ports share links".to_owned(),
                     remedy,
                 );
             }
@@ -102,7 +102,7 @@ impl World<'_> {
             if !self.services.contains_key(&service) {
                 lint.warn(
                     "spec.config".to_owned(),
-                    format!("has a rule for {name}, and there is no Service {service}"),
+                    format!("has a rule for {name}, but there is no Service {service}"),
                     suggestion((namespace, name), known!(self.services.keys()), "add the Service"),
                 );
             }
@@ -261,7 +261,7 @@ fn target_at(kind: ServicePolicyKind, index: usize) -> String {
 fn idle_problem(idle: &Idle) -> &'static str {
     match idle.cause {
         IdleCause::NoRequests(_, PolicySide::Server) => {
-            "has no effect but to reject connections in which HTTP begins"
+            "has no effect except to reject connections with HTTP"
         }
         _ => "has no effect",
     }
@@ -271,7 +271,7 @@ fn idle_problem(idle: &Idle) -> &'static str {
 pub(super) fn remedy(idle: &Idle) -> String {
     let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
     match idle.cause {
-        IdleCause::NoTraffic => "attach it to the service that gets the requests".to_owned(),
+        IdleCause::NoTraffic => "attach it to the service that receives the requests".to_owned(),
         IdleCause::OwnPolicies(_) => "remove it, or the policies of the other services".to_owned(),
         IdleCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
         IdleCause::OtherEndpoints => {

@@ -32,14 +32,14 @@ impl World<'_> {
             if let Some(first) = first {
                 lint.warn(
                     "spec.key".to_owned(),
-                    format!("the SermantRouteRule {first} has this key too, and only that counts"),
-                    "keep one: a configuration centre has one value for a key",
+                    format!("the SermantRouteRule {first} also has this key, and takes precedence"),
+                    "keep one: a configuration center has one value per key",
                 );
             }
             if let Some(native) = self.tag_scopes.get(scope) {
                 lint.warn(
                     "spec.key".to_owned(),
-                    format!("the TagRoute {native} is for the same service and comes first"),
+                    format!("the TagRoute {native} is for the same service and takes precedence"),
                     "remove one of the two",
                 );
             }
@@ -116,8 +116,8 @@ impl World<'_> {
                 if empty && target.weight > 0 && told.insert(&target.set) {
                     lint.warn(
                         format!("spec.rules[{}].{key}[{index}].tags", rule.origin.index),
-                        format!("no workload behind the Service {} carries them", service.name),
-                        "use labels that its workloads have",
+                        format!("no workload of the Service {} has them", service.name),
+                        "use labels of its workloads",
                     );
                 }
             }
@@ -147,7 +147,7 @@ fn lint_shadowed(rules: &TagRules, lint: &mut Lint<'_>) {
     for rule in rules.rules.iter().skip(place + 1) {
         lint.warn(
             format!("spec.rules[{}]", rule.origin.index),
-            format!("never decides: rules[{}] takes every request before", all.origin.index),
+            format!("never applies: rules[{}] matches every request first", all.origin.index),
             "give it a greater `precedence`, or the other a `match`",
         );
     }

@@ -84,7 +84,7 @@ impl World<'_> {
             let wanted = (&group.namespace, &group.name);
             lint.warn(
                 format!("spec.matches[{index}].name"),
-                format!("there is no HTTPRouteGroup {group}, so that it splits no request"),
+                format!("there is no HTTPRouteGroup {group}, so it splits no request"),
                 suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
             );
         }
@@ -104,7 +104,7 @@ impl World<'_> {
                 lint.warn(
                     "spec.service".to_owned(),
                     format!("the {key} is attached to {place} and takes precedence there"),
-                    "use one of the two for a port",
+                    "use only one of the two per port",
                 );
             }
         }
@@ -119,11 +119,11 @@ impl World<'_> {
             lint.warn(
                 "spec.service".to_owned(),
                 format!(
-                    "the TrafficSplit {} is for the same service and {}, so that this one decides nothing",
+                    "the TrafficSplit {} is for the same service and {}, so this one has no effect",
                     first.name,
                     first_because(first.created, split.created)
                 ),
-                "remove one of the two, or say by `matches` which requests this one splits",
+                "remove one of the two, or restrict this one with `matches`",
             );
         }
     }

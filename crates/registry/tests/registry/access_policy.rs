@@ -129,12 +129,12 @@ fn rules_that_can_never_decide_are_remarked() {
         "permissive",
         &expect![[r#"
             AccessPolicy shop/guard: spec.serviceAccounts[1]: no workload runs under the account shop/stok; did you mean `stock`?
-            AccessPolicy shop/guard: spec.deny[0].from[0]: no workload runs under an account that fits else/*; correct the names, or add a Workload with such an account
-            AccessPolicy shop/guard: spec.deny[1].requests: cannot tell requests apart: the ports carry TCP, where it denies each connection in which HTTP begins; remove `requests`, or use ports that speak HTTP
+            AccessPolicy shop/guard: spec.deny[0].from[0]: no workload runs under an account that matches else/*; correct the names, or add a Workload with such an account
+            AccessPolicy shop/guard: spec.deny[1].requests: cannot match single requests: on TCP ports it denies every connection with HTTP; remove `requests`, or use ports that speak HTTP
             AccessPolicy shop/guard: spec.deny[2].ports[0]: no workload of the policy has a port 81; use ports of the workload, not of the service
-            AccessPolicy shop/guard: spec.deny[4]: can never decide: the rule all does for all that it is about; remove one of the two, or say in `from`, `requests` or `ports` what differs
+            AccessPolicy shop/guard: spec.deny[4]: has no effect: the rule all applies first to all of its requests; remove one of the two, or change `from`, `requests` or `ports`
             AccessPolicy shop/guard: spec.allow[0]: allows what permissive mode allows already; set `trafficMode` to strict or audit, or remove the rule
-            AccessPolicy shop/guard: spec.allow[0]: can never decide: the rule all does for all that it is about; remove one of the two, or say in `from`, `requests` or `ports` what differs
+            AccessPolicy shop/guard: spec.allow[0]: has no effect: the rule all applies first to all of its requests; remove one of the two, or change `from`, `requests` or `ports`
         "#]],
     );
     check("{allow: [{requests: [{methods: [GET]}]}]}", "strict", &expect![[""]]);
@@ -148,7 +148,7 @@ fn a_rule_that_protects_one_exact_path_is_remarked() {
          allow: [{requests: [{path: {type: Exact, value: /items}}]}]}",
         "strict",
         &expect![[r#"
-            AccessPolicy shop/guard: spec.deny[1].requests[1].path.type: denies /admin and nothing below it, where an application may serve the same; PathPrefix is safer; leave Exact where only this path is meant
+            AccessPolicy shop/guard: spec.deny[1].requests[1].path.type: denies /admin and no path below it, where an application may serve the same resource; PathPrefix is safer; use Exact only for exactly this path
         "#]],
     );
 }

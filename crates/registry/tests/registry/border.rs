@@ -213,11 +213,11 @@ fn what_is_named_and_not_there_is_odd() {
     let odd: Vec<String> = lint(&objects).iter().map(ToString::to_string).collect();
     expect![[r#"
         AccessControl shop/first: spec.backends[0].name: there is no Service shop/web; add the Service
-        AccessControl shop/first: spec.backends[0]: the IngressBackend shop/second opens this port, so that this one does not; put the sources of both into one
+        AccessControl shop/first: spec.backends[0]: the IngressBackend shop/second opens this port and takes precedence; merge the sources of both
         AccessControl shop/first: spec.sources[0].name: there is no Service edge/nginx; add the Service
-        AccessControl shop/first: spec.matches[0].name: there is no HTTPRouteGroup shop/g, so that it allows no request; add the HTTPRouteGroup
+        AccessControl shop/first: spec.matches[0].name: there is no HTTPRouteGroup shop/g, so it allows no request; add the HTTPRouteGroup
         IngressBackend shop/second: spec.backends[0].name: there is no Service shop/web; add the Service
         IngressBackend shop/second: spec.sources[0].name: is no account of this mesh, which is cluster.local, and no AccessCert is for it; use ACCOUNT.NAMESPACE.cluster.local, or write an AccessCert with this name
-        Egress shop/out: spec: means nothing while everybody is let out; set `spec.egress` of the MeshConfig to deny, or remove it
+        Egress shop/out: spec: has no effect while the MeshConfig allows all egress; set `spec.egress` of the MeshConfig to deny, or remove it
         Egress shop/out: spec.sources[0].name: no workload runs under the account shop/a; add a Workload with this account"#]].assert_eq(&odd.join("\n"));
 }

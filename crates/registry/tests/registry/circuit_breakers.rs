@@ -145,7 +145,7 @@ fn refuses_a_circuit_breaker_that_means_nothing() {
             spec.trip.percent: 0 is out of range; use a number from 1 to 100
             spec.trip.slow.from: is missing; add `from`
             spec.trip.slow.percent: 101 is out of range; use a number from 1 to 100
-            spec.trip: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
+            spec.trip: has no failure conditions; list classes in `failures` or `grpcStatuses`, or remove both for the default
             spec.answer.status: 200 is out of range; use a number from 400 to 599
             spec.answer: has no effect without `trip`; add `trip`, or remove `answer`
         "#]],
@@ -182,10 +182,10 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
         kind,
         &specs,
         &expect![[r#"
-            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec: has no limits; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
             spec.host: is in the namespace other, not in default; put the policy into the namespace of the service
-            spec.connectionSettings: limits nothing; add a limit, or remove it
+            spec.connectionSettings: has no limits; add a limit, or remove it
             spec.connectionSettings.tcp.connectTimeout: 2 is not a duration; use a time with a unit, from 1ms to 1h, such as "5s"
             spec.connectionSettings.http.maxRequestsPerConnection: is not supported: requests to an endpoint share one link; remove it; `maxRequests` limits concurrent requests
             spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
@@ -223,7 +223,7 @@ fn warns_of_a_bound_for_connections_where_requests_share_a_link() {
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
-        CircuitBreaker default/a: spec.limits.connections: bounds nothing: the requests of these ports share links; bound the requests under way instead
+        CircuitBreaker default/a: spec.limits.connections: has no effect: requests of these ports share links; limit concurrent requests instead
         UpstreamTrafficSetting default/c: metadata.name: has no effect: CircuitBreaker default/b takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
     "#]].assert_eq(&lines.concat());
 }

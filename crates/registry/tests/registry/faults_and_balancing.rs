@@ -134,7 +134,7 @@ fn refuses_what_an_algorithm_cannot_do() {
             spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
             spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
             spec.key.cookie: "a b" is not the name of a cookie; use letters, digits and `-`
-            spec.key.source: says nothing; use `source: true`, or another key
+            spec.key.source: has no key; use `source: true`, or another key
             spec.warmUp: is not supported with a key, which selects its endpoint regardless of age; remove it, or use another algorithm
             spec.warmUp.time: "0s" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.warmUp.minPercent: 0 is out of range; use a number from 1 to 100

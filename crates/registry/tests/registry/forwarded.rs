@@ -102,11 +102,11 @@ fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
 fn warns_of_policies_of_a_service_whose_route_answers_everything_itself() {
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
     expect![[r#"
-        CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
-        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
-        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
-        Hedging default/hedging: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
-        FaultInjection default/faults: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+        CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
+        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
+        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
+        Hedging default/hedging: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
+        FaultInjection default/faults: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
     "#]].assert_eq(&warnings(&canary(redirect, &each_kind("api"))));
 }
 
@@ -151,7 +151,7 @@ fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
         Hedging default/hedging: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
         FaultInjection default/faults: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
-        RateLimit default/limit: spec.targetRefs[0]: has no effect but to reject connections in which HTTP begins: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        RateLimit default/limit: spec.targetRefs[0]: has no effect except to reject connections with HTTP: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
         Retry default/retry: spec.destinations: has no effect: the ports of default/api carry TCP, in which no request is seen; name a service with a port that speaks HTTP, or remove the policy
     "#]].assert_eq(&warnings(&text));
     // One HTTP port suffices for a policy of the whole service, but not for a policy of the other port.
@@ -241,7 +241,7 @@ fn warns_of_a_retry_where_each_rule_of_the_route_decides_about_retries() {
         Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api has a `retry` in each rule that forwards requests to default/api; remove it, or the `retry` of a rule
     "#]].assert_eq(&told(&format!("{own}, {other}, {redirect}")));
     expect![[r#"
-        Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+        Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
     "#]].assert_eq(&told(&redirect.replace("matches: [{path: {value: /b}}], ", "")));
     let without = format!("{{matches: [{{path: {{value: /c}}}}], {to}}}");
     assert_eq!(told(&format!("{own}, {without}")), "");

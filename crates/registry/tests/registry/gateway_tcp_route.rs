@@ -99,6 +99,6 @@ fn what_a_tcp_route_refers_to_and_what_decides_instead_is_looked_for() {
         TCPRoute shop/second: spec.rules[0].backendRefs[0].name: there is no Service shop/old; add the Service
         TCPRoute shop/second: spec.rules[0].backendRefs[1].name: there is no Service other/new; add the Service
         TCPRoute shop/second: spec.rules[0].backendRefs[1].namespace: no ReferenceGrant in other permits it, so its share of requests gets the status 500; add one there, from TCPRoutes in shop to the Service
-        TCPRoute shop/second: spec.parentRefs[0]: the TCPRoute shop/db is attached there too and comes first, so that this one has no say on a port; remove one of the two, or name another port
+        TCPRoute shop/second: spec.parentRefs[0]: the TCPRoute shop/db is attached to the same port and takes precedence; remove one of the two, or name another port
     "#]].assert_eq(&lines.concat());
 }

@@ -49,7 +49,7 @@ fn a_service_that_is_asked_is_there_and_is_not_what_is_guarded() {
             ),
         ],
         &expect![[r#"
-            ExternalAuthorization default/guard: spec.service: is asked about requests to itself: about each question to port 81 of default/stock there is another; attach the policy to other services, or to other ports of this one
+            ExternalAuthorization default/guard: spec.service: checks its own check requests: each request to port 81 of default/stock causes another one; attach the policy to other services, or to other ports of this one
             RateLimit default/guard: spec.global.service.name: there is no Service default/autz; did you mean `authz`?
         "#]],
     );
@@ -85,25 +85,25 @@ fn claims_are_asked_where_tokens_are_verified() {
     check(
         &[("AccessPolicy", allow)],
         &expect![[r#"
-        AccessPolicy default/guard: spec.allow[0].claims: can never match: nobody verifies tokens where these workloads serve; attach a JwtValidation to their services
+        AccessPolicy default/guard: spec.allow[0].claims: can never match: no JwtValidation verifies tokens for these workloads; attach a JwtValidation to their services
     "#]],
     );
     check(
         &[("AccessPolicy", deny)],
         &expect![[r#"
-        AccessPolicy default/guard: spec.deny[0].claims: denies nobody who shows no token, and none is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
+        AccessPolicy default/guard: spec.deny[0].claims: does not apply to requests without a token, and no token is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
     "#]],
     );
     check(
         &[("JwtValidation", &optional), ("AccessPolicy", deny)],
         &expect![[r#"
-        AccessPolicy default/guard: spec.deny[0].claims: denies nobody who shows no token, and none is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
+        AccessPolicy default/guard: spec.deny[0].claims: does not apply to requests without a token, and no token is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
     "#]],
     );
     check(
         &[("JwtValidation", &one_port), ("AccessPolicy", deny)],
         &expect![[r#"
-        AccessPolicy default/guard: spec.deny[0].claims: denies nobody who shows no token, and none is required at port 81 of default/stock; set `required: true` in a JwtValidation of that service
+        AccessPolicy default/guard: spec.deny[0].claims: does not apply to requests without a token, and no token is required at port 81 of default/stock; set `required: true` in a JwtValidation of that service
     "#]],
     );
 }
@@ -136,8 +136,8 @@ fn a_guard_of_one_exact_path_is_remarked() {
             ),
         ],
         &expect![[r#"
-            ExternalAuthorization default/guard: spec.matches[0].path.type: is asked about /admin and nothing below it, where an application may serve the same; PathPrefix is safer; leave Exact where only this path is meant
-            JwtValidation default/guard: spec.requiredFor[0].path.type: requires a token for /admin and nothing below it, where an application may serve the same; PathPrefix is safer; leave Exact where only this path is meant
+            ExternalAuthorization default/guard: spec.matches[0].path.type: checks /admin and no path below it, where an application may serve the same resource; PathPrefix is safer; use Exact only for exactly this path
+            JwtValidation default/guard: spec.requiredFor[0].path.type: requires a token for /admin and no path below it, where an application may serve the same resource; PathPrefix is safer; use Exact only for exactly this path
         "#]],
     );
 }

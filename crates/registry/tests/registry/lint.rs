@@ -74,15 +74,15 @@ fn names_what_refers_to_nothing() {
         &expect![[r#"
         Workload default/web: spec.outbound[0].service: there is no Service default/wbe; did you mean `web`?
         Workload default/web: spec.outbound[1].port: the Service default/web has no port 81; use `80`, `8080` or `90`
-        Workload default/other: spec.serviceAccount: no policy mentions the account default/other: in strict mode the workload calls nobody and nobody calls it; name it as a source or destination of a TrafficTarget, or in an AccessPolicy
+        Workload default/other: spec.serviceAccount: no policy mentions the account default/other: in strict mode the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
         Service default/web: spec.ports[1].targetPort: no selected workload has a port 8080; use a port that the workloads list
         Service default/web: spec.ports[2].targetPort: no selected workload has a port "metrics"; use a port that the workloads list
         Service default/lost: spec.selector: selects no workload of the namespace; use labels that a Workload of the same namespace has
         HTTPRoute default/web: spec.parentRefs[0].port: the Service default/web has no port 9; use `80`, `8080` or `90`
         HTTPRoute default/web: spec.rules[0].backendRefs[0].name: there is no Service default/web-v2; add the Service
         TrafficTarget default/web: spec.rules[0].matches[1]: the HTTPRouteGroup default/web has no match "lst"; did you mean `list`?
-        TrafficTarget default/web: spec.rules[1].name: there is no HTTPRouteGroup default/wep, so that the rule allows nothing; did you mean `web`?
-        TrafficTarget default/web: spec.rules[2].name: there is no TCPRoute default/tcp, so that the rule allows nothing; add the TCPRoute
+        TrafficTarget default/web: spec.rules[1].name: there is no HTTPRouteGroup default/wep, so the rule allows no request; did you mean `web`?
+        TrafficTarget default/web: spec.rules[2].name: there is no TCPRoute default/tcp, so the rule allows no request; add the TCPRoute
         TrafficTarget default/web: spec.sources[0]: no workload runs under the account default/nobody; add a Workload with it
         Workload default/other: spec.outbound[0].listen: 127.0.0.1:80 is also taken by the Workload default/web; use another port, unless each has a network namespace of its own
     "#]],
@@ -155,7 +155,7 @@ fn an_http_route_beside_a_grpc_route_is_odd() {
     check(
         &with("", ", port: 80"),
         &expect![[r#"
-        HTTPRoute default/web: spec.parentRefs[0]: the GRPCRoute default/web is attached there too, and an HTTPRoute beside it has no say on a port; use one kind of route for a port
+        HTTPRoute default/web: spec.parentRefs[0]: the GRPCRoute default/web is attached to the same port and takes precedence over an HTTPRoute; use one kind of route per port
     "#]],
     );
 }
@@ -256,9 +256,9 @@ spec:
     check_rules(
         group,
         &expect![[r#"
-        HTTPRouteGroup default/web: spec.matches[0].pathRegex: the anchors of "^/items/[0-9]+$" say nothing: the whole value is compared anyway; leave ^ at the beginning and $ at the end away
-        HTTPRouteGroup default/web: spec.matches[1].pathRegex: fits /buy and no path below it: an expression is compared with the whole path; write "/buy.*" to match a part of the path
-        HTTPRouteGroup default/web: spec.matches[2].pathRegex: can never match: "buy" begins otherwise than a path, which begins with /; write "/buy"
+        HTTPRouteGroup default/web: spec.matches[0].pathRegex: the anchors of "^/items/[0-9]+$" have no effect: the whole value is always compared; remove ^ at the beginning and $ at the end
+        HTTPRouteGroup default/web: spec.matches[1].pathRegex: matches /buy and no path below it: an expression is compared with the whole path; write "/buy.*" to match a part of the path
+        HTTPRouteGroup default/web: spec.matches[2].pathRegex: can never match: "buy" does not begin with /; write "/buy"
         HTTPRouteGroup default/web: spec.matches[3].headers: an unescaped . in "shop.example" stands for any character, not only for a dot; write \. for a dot
     "#]],
     );
@@ -277,8 +277,8 @@ spec:
     check_rules(
         route,
         &expect![[r#"
-        HTTPRoute default/web: spec.rules[0].matches[0].path.value: can never match: "items/.*" begins otherwise than a path, which begins with /; write "/items/.*"
-        HTTPRoute default/web: spec.rules[0].matches[0].queryParams[0].value: the anchors of "^b" say nothing: the whole value is compared anyway; leave ^ at the beginning and $ at the end away
+        HTTPRoute default/web: spec.rules[0].matches[0].path.value: can never match: "items/.*" does not begin with /; write "/items/.*"
+        HTTPRoute default/web: spec.rules[0].matches[0].queryParams[0].value: the anchors of "^b" have no effect: the whole value is always compared; remove ^ at the beginning and $ at the end
     "#]],
     );
 }
@@ -302,8 +302,8 @@ fn what_another_rule_takes_before_is_remarked() {
     check_rules(
         &rules.concat(),
         &expect![[r#"
-        HTTPRoute default/a: spec.rules[2].matches[0]: never decides: spec.rules[1] is for the same requests; remove one of the two, or say in one what differs
-        HTTPRoute default/b: spec.rules[0].matches[0]: never decides: rules[0] of the HTTPRoute default/a, which goes first, is for the same requests; remove one of the two, or say in one what differs
+        HTTPRoute default/a: spec.rules[2].matches[0]: never applies: spec.rules[1] matches the same requests; remove one of the two, or change its matches
+        HTTPRoute default/b: spec.rules[0].matches[0]: never applies: rules[0] of the HTTPRoute default/a, which takes precedence, matches the same requests; remove one of the two, or change its matches
     "#]],
     );
     let policies = r#"
@@ -338,9 +338,9 @@ spec:
     check_rules(
         policies,
         &expect![[r#"
-        FaultInjection default/web: spec.rules[1]: never decides: rules[0] takes every request before; put it before that rule, or say there which requests it is for
-        RateLimit default/web: spec.rules[2]: never decides: rules[1] takes every request before; put it before that rule, or say there which requests it is for
-        Lane default/web: spec.rules[0]: never decides: rules[1] takes every request before; give it a greater `precedence`, or the other a `match`
+        FaultInjection default/web: spec.rules[1]: never applies: rules[0] matches every request first; move it before that rule, or restrict the requests of that rule
+        RateLimit default/web: spec.rules[2]: never applies: rules[1] matches every request first; move it before that rule, or restrict the requests of that rule
+        Lane default/web: spec.rules[0]: never applies: rules[1] matches every request first; give it a greater `precedence`, or the other a `match`
     "#]],
     );
 }

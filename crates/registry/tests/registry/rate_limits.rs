@@ -117,8 +117,8 @@ fn refuses_a_rate_limit_that_means_nothing() {
         "RateLimit",
         &specs,
         &expect![[r#"
-            spec: limits nothing; add `rules`, `connections`, `concurrency` or `global`
-            spec: limits nothing; add `rules`, `connections`, `concurrency` or `global`
+            spec: has no limits; add `rules`, `connections`, `concurrency` or `global`
+            spec: has no limits; add `rules`, `connections`, `concurrency` or `global`
             spec.targetRefs: is missing; add `targetRefs`
             spec.connections.count: 0 is out of range; use a number from 1 to 1000000
             spec.rules[0].in: is missing; add `in`
@@ -167,19 +167,19 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
         "UpstreamTrafficSetting",
         &specs,
         &expect![[r#"
-            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
-            spec.rateLimit: limits nothing; add `local` or `global`
-            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
-            spec.rateLimit.local: limits nothing; add `http` or `tcp`
-            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec: has no limits; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.rateLimit: has no limits; add `local` or `global`
+            spec: has no limits; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.rateLimit.local: has no limits; add `http` or `tcp`
+            spec: has no limits; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.rateLimit.global.http.rateLimitService: is missing; add `rateLimitService`
             spec.rateLimit.local.http.unit: "day" is not a supported value; use `second`, `minute` or `hour`
             spec.rateLimit.local.http.requests: 0 is out of range; use a number from 1 to 1000000
             spec.rateLimit.local.http.responseStatusCode: 200 is no error; use 400 to 599
             spec.rateLimit.local.tcp.requests: is an unknown field; remove it, or use `connections`, `unit` or `burst`
             spec.rateLimit.local.tcp.connections: is missing; add `connections`
-            spec.httpRoutes[0]: limits nothing; add `rateLimit`, or remove the route
-            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.httpRoutes[0]: has no limits; add `rateLimit`, or remove the route
+            spec: has no limits; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.httpRoutes[0].path: "/a[" is not a regular expression (unclosed character class); correct it; the syntax is RE2's, without look-around or back references
             spec.httpRoutes[1].path: has a limit in an earlier route; remove one of the two
         "#]],
@@ -251,8 +251,8 @@ fn refuses_a_limit_for_all_that_has_no_words_here() {
             spec.rateLimit.global: describes all requests, but routes have their own descriptors, which Envoy sends instead; describe either all requests or those of routes
             spec: has descriptors for routes, but no rate limit service; add `rateLimit.global.http`
             spec.rateLimit.global.http.descriptors[0].entries[0].headerValueMatch: describes requests that do not match, which is not supported; remove `expectMatch`, and describe those that match
-            spec.rateLimit: limits nothing; add `local` or `global`
-            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
+            spec.rateLimit: has no limits; add `local` or `global`
+            spec: has no limits; add `connectionSettings`, `rateLimit` or `httpRoutes`
         "#]],
     );
 }

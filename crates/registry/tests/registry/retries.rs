@@ -108,6 +108,6 @@ fn remarks_on_whom_it_means() {
         Retry store/x: spec.destinations[0].name: there is no Service stock/stock; add the Service
         Retry store/y: spec.source.name: no workload runs under the account store/shop; did you mean `shops`?
         Retry store/y: spec.destinations[0].name: there is no Service stock/stock; add the Service
-        Retry store/y: spec.destinations[0]: decides nothing: Retry store/x is about the same requests; remove one of the two
-        Retry store/y: spec.retryPolicy.numRetries: is 0: nothing is sent once more, not even what never left; raise it, or remove the policy, and what never left is sent once more"#]].assert_eq(&told.join("\n"));
+        Retry store/y: spec.destinations[0]: has no effect: Retry store/x applies to the same requests; remove one of the two
+        Retry store/y: spec.retryPolicy.numRetries: is 0: no request is retried, including requests that were never sent; raise it, or remove the policy to retry requests that were never sent"#]].assert_eq(&told.join("\n"));
 }

@@ -156,7 +156,7 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.targetRefs[0].namespace: "b" is not the policy's namespace, default; put the policy into the namespace of the service
             spec.targetRefs[1]: is listed twice; remove one of the two
             spec.failures[0]: "4xx" is not a supported value; did you mean `5xx`?
-            spec: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
+            spec: has no failure conditions; list classes in `failures` or `grpcStatuses`, or remove both for the default
             spec.grpcStatuses[0]: "OK" is not a supported value; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
             spec.window: 10 is not a duration; use a time with a unit, from 100ms to 24h, such as "5s"
             spec.window: "1ms" is out of range; use a time with a unit, from 100ms to 24h, such as "5s"
@@ -168,8 +168,8 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.keepAtLeast: 0 is out of range; use a number from 1 to 1000000
             spec.backOff: has a `max` below its `base`; raise `max`, or lower `base`
             spec.probes: 0 is out of range; use a number from 1 to 1000
-            spec.healthCheck: asks nothing; give `httpGet` or `grpc`
-            spec.healthCheck: asks two things; give `httpGet` or `grpc`, not both
+            spec.healthCheck: has no probe; give `httpGet` or `grpc`
+            spec.healthCheck: has two probes; give `httpGet` or `grpc`, not both
             spec.healthCheck.httpGet.path: is missing; add `path`
             spec.healthCheck.httpGet.path: "a" does not start with `/`; use a path such as "/ratings"
             spec.healthCheck.grpc.service: "a b" is not the name of a gRPC service; write it as its `.proto` file does, such as "shop.v1.Ratings"
@@ -312,6 +312,6 @@ fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
         OutlierRemoval default/b: metadata.name: has no effect: OutlierRemoval default/a takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
         OutlierRemoval default/c: spec.targetRefs[0].name: there is no Service default/wbe; did you mean `web`?
         OutlierRemoval default/d: spec.targetRefs[0].port: the Service default/web has no port 81; use `80`
-        SermantRemoval default/s: spec.config: has a rule for wbe, and there is no Service default/wbe; did you mean `web`?
+        SermantRemoval default/s: spec.config: has a rule for wbe, but there is no Service default/wbe; did you mean `web`?
     "#]].assert_eq(&lines.concat());
 }

@@ -65,8 +65,8 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             "{service: a, sameTag: [{tags: []}]}",
         ],
         &expect![[r#"
-            spec: says nothing; give one of `service`, `scope`
-            spec: says nothing; add `rules` or `sameTag`
+            spec: is empty; set one of `service`, `scope`
+            spec: has no rules; add `rules` or `sameTag`
             spec: has `service` and `scope` at once; keep one of them
             spec.port: requires `service`; remove it, or name a `service`
             spec.scope: "cluster" is not a supported value; use `namespace` or `mesh`
@@ -79,13 +79,13 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
             spec.rules[0].split[0].tags.v: 2 is a number, not text; write "2" in quotes
             spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
-            spec.rules[0].from: says nothing; name a `service` or `tags`, or remove it
+            spec.rules[0].from: is empty; name a `service` or `tags`, or remove it
             spec.rules[0].match.path.exact: "a" does not start with `/`; use a path such as "/ratings"
             spec.rules[0].match.methods[0]: "get" is not a method; use one such as GET; methods are written in capital letters
             spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
             spec.rules[0].match.query.a.in: is empty, and matches no request; list at least one text
-            spec.rules[0].sticky: says nothing; give one of `header`, `cookie`
+            spec.rules[0].sticky: is empty; set one of `header`, `cookie`
             spec.sameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
             spec.sameTag[0].tags: names no tag; name one, such as `zone`
         "#]],
@@ -287,12 +287,12 @@ spec: {compat: sermant, key: servicecomb.routeRule.orders, rules: []}
     let lines: String = lint(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         TagRoute default/orders: spec.port: the Service default/orders has no port 81; use `80`
-        TagRoute default/orders: spec.rules[1]: never decides: rules[0] takes every request before; give it a greater `precedence`, or the other a `match`
-        TagRoute default/orders: spec.rules[0].split[1].tags: no workload behind the Service default/orders carries them; use labels that its workloads have
+        TagRoute default/orders: spec.rules[1]: never applies: rules[0] matches every request first; give it a greater `precedence`, or the other a `match`
+        TagRoute default/orders: spec.rules[0].split[1].tags: no workload of the Service default/orders has them; use labels of its workloads
         TagRoute default/lost: spec.service: there is no Service default/order; did you mean `orders`?
         Lane default/lost: spec.service: there is no Service default/web; add the Service
-        SermantRouteRule default/one: spec.key: the TagRoute default/orders-all is for the same service and comes first; remove one of the two
-        SermantRouteRule default/two: spec.key: the SermantRouteRule default/one has this key too, and only that counts; keep one: a configuration centre has one value for a key
-        SermantRouteRule default/two: spec.key: the TagRoute default/orders-all is for the same service and comes first; remove one of the two
+        SermantRouteRule default/one: spec.key: the TagRoute default/orders-all is for the same service and takes precedence; remove one of the two
+        SermantRouteRule default/two: spec.key: the SermantRouteRule default/one also has this key, and takes precedence; keep one: a configuration center has one value per key
+        SermantRouteRule default/two: spec.key: the TagRoute default/orders-all is for the same service and takes precedence; remove one of the two
     "#]].assert_eq(&lines);
 }

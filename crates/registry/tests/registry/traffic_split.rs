@@ -158,12 +158,12 @@ spec:
         TrafficSplit shop/canary: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so its share of requests gets the status 500; give it the ports of the root: `80` or `5432`
         TrafficSplit shop/canary: spec.backends[1].service: there is no Service other/stock-v2; add the Service
         TrafficSplit shop/canary: spec.backends[1].service: no ReferenceGrant in other permits it, so its share of requests gets the status 500; add one there, from TrafficSplits in shop to the Service
-        TrafficSplit shop/canary: spec.matches[0].name: there is no HTTPRouteGroup shop/gold, so that it splits no request; did you mean `golden`?
-        TrafficSplit shop/canary: spec.matches[1].name: there is no HTTPRouteGroup shop/beta, so that it splits no request; add the HTTPRouteGroup
-        TrafficSplit shop/canary: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
+        TrafficSplit shop/canary: spec.matches[0].name: there is no HTTPRouteGroup shop/gold, so it splits no request; did you mean `golden`?
+        TrafficSplit shop/canary: spec.matches[1].name: there is no HTTPRouteGroup shop/beta, so it splits no request; add the HTTPRouteGroup
+        TrafficSplit shop/canary: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use only one of the two per port
         TrafficSplit shop/a: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so its share of requests gets the status 500; give it the ports of the root: `80` or `5432`
-        TrafficSplit shop/a: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
-        TrafficSplit shop/b: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use one of the two for a port
-        TrafficSplit shop/b: spec.service: the TrafficSplit shop/a is for the same service and comes first by name, so that this one decides nothing; remove one of the two, or say by `matches` which requests this one splits
+        TrafficSplit shop/a: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use only one of the two per port
+        TrafficSplit shop/b: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use only one of the two per port
+        TrafficSplit shop/b: spec.service: the TrafficSplit shop/a is for the same service and comes first by name, so this one has no effect; remove one of the two, or restrict this one with `matches`
     "#]].assert_eq(&lines.concat());
 }

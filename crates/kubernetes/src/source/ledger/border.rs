@@ -84,7 +84,7 @@ impl Ledger {
             let others = self.customs.all().filter_map(opening);
             if let Some(first) = others.filter(|it| same(it)).min_by_key(|it| it.precedence()) {
                 return Some(format!(
-                    "spec.backends: the {} opens port {} of {}; put the sources of both into one",
+                    "spec.backends: the {} opens port {} of {}; merge the sources of both",
                     first.name, backend.port, backend.service
                 ));
             }
