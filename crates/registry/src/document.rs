@@ -488,7 +488,8 @@ const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The length of `\uXXXX`.
 const UNIT_BYTES: usize = 6;
 /// The hint for a syntax error.
-const CORRECT_SYNTAX: &str = "correct the syntax; until then the file's last good state stays";
+const CORRECT_SYNTAX: &str =
+    "correct the syntax; until then the file's last valid state stays in force";
 
 #[cfg(test)]
 mod tests {

@@ -319,8 +319,8 @@ impl<'a> Field<'a> {
             Some(folder) => return Some(folder.join(path)),
             None if path.is_absolute() => return Some(path.to_owned()),
             None => (
-                format!("{} is relative, and this document is in no folder", self.shown()),
-                "begin it with `/`: it is a path where the control plane runs",
+                format!("{} is relative, but this document has no directory", self.shown()),
+                "use an absolute path on the control plane's machine",
             ),
         };
         self.refuse(problem, remedy);

@@ -197,14 +197,14 @@ fn objects_that_differ_from_the_installation_are_reported() {
         let server = Server::start().await;
         let options = Options { cni: Some(NodeNetwork::default()), ..options() };
         install(&server, &options).await;
-        assert_found(&server, OBJECTS, ("ok", "as `leno install` makes them")).await;
+        assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
         server
             .delete("rbac.authorization.k8s.io/v1/ClusterRoleBinding", None, "leno-control")
             .await;
         let absent = "ClusterRoleBinding leno-control is absent";
         assert_found(&server, OBJECTS, ("wrong", absent)).await;
         install(&server, &options).await;
-        assert_found(&server, OBJECTS, ("ok", "as `leno install` makes them")).await;
+        assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
         server.delete("v1/Service", Some("mesh"), "leno-control").await;
         assert_found(&server, OBJECTS, ("wrong", "Service mesh/leno-control is absent")).await;
         install(&server, &options).await;

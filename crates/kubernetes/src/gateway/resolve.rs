@@ -351,7 +351,7 @@ fn judged(
         Some(Ok(attached)) if !is_any(sides, gateway, attached, Judged::is_served) => {
             Reason::new("Invalid", "no matching listener is programmed").unmet("Programmed")
         }
-        _ => Condition::programmed(&accepted, "it is served"),
+        _ => Condition::programmed(&accepted, "the route is programmed"),
     };
     [accepted, programmed]
 }
@@ -397,7 +397,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
     };
     let programmed = match &obstacle {
         Some(reason) => reason.unmet("Programmed"),
-        None => met("Programmed", "Programmed", "it is served"),
+        None => met("Programmed", "Programmed", "the gateway is programmed"),
     };
     let listeners = side.listeners.iter();
     GatewaySaid {

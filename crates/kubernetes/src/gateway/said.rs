@@ -58,7 +58,7 @@ impl ListenerSaid {
                 Reason::new("Invalid", "the listener is not programmed").unmet("Programmed")
             }
             (true, false) => gateway_awaited(),
-            (true, true) => met("Programmed", "Programmed", "it is served"),
+            (true, true) => met("Programmed", "Programmed", "the listener is programmed"),
         };
         Self {
             name: judged.listener.name.clone(),

@@ -319,7 +319,7 @@ async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding
     let log = "see the log of the control plane";
     match trust_state(found.as_ref()) {
         TrustState::Absent => Finding::wrong(
-            format!("there is no {INJECTOR}, so that pods get no sidecars"),
+            format!("there is no {INJECTOR}, so pods get no sidecars"),
             INSTALL_AGAIN,
         ),
         TrustState::Untrusted => Finding::wrong("the webhook configuration has no CA bundle", log),

@@ -36,7 +36,8 @@ impl fmt::Debug for Authority {
 pub enum AuthorityError {
     /// The Secret has other content.
     #[error(
-        "the Secret leno-webhook does not contain a valid CA: {0}; delete it, and a control plane creates a new one"
+        "the Secret leno-webhook does not contain a valid CA: {0}; delete it to have a control \
+         plane create a new one"
     )]
     Unreadable(&'static str),
     /// A certificate cannot be created.

@@ -154,10 +154,10 @@ mod tests {
     #[test]
     fn a_merge_that_is_read_in_two_ways_is_rejected() {
         for (text, why) in [
-            ("a: &a {x: 1}\nb: {x: 2, <<: *a}\n", "`x` stands before"),
-            ("a: &a {x: 1}\nb: {<<: *a, <<: {x: 2}}\n", "`x` stands before"),
-            ("b: {<<: 1}\n", "something else than a map"),
-            ("a: &a [{x: 1}, 2]\nb: {<<: *a}\n", "something else than a map"),
+            ("a: &a {x: 1}\nb: {x: 2, <<: *a}\n", "`x` is before"),
+            ("a: &a {x: 1}\nb: {<<: *a, <<: {x: 2}}\n", "`x` is before"),
+            ("b: {<<: 1}\n", "a value other than a map"),
+            ("a: &a [{x: 1}, 2]\nb: {<<: *a}\n", "a value other than a map"),
         ] {
             let error = documents(text).expect_err(text);
             assert!(error.problem.contains(why), "{text}: {}", error.problem);

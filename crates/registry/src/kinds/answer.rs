@@ -35,7 +35,8 @@ pub(super) fn headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
         headers.iter().take(index).any(|known| known.name == header.name)
     };
     if let (Some(field), true) = (fields.find(key), headers.iter().enumerate().any(twice)) {
-        field.refuse("has two headers of one name", "join their values, separated by commas");
+        field
+            .refuse("has two headers with the same name", "join their values, separated by commas");
     }
     headers
 }

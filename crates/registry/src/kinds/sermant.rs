@@ -95,7 +95,7 @@ fn published(field: &Field<'_>, text: &str) -> Option<Node> {
             None
         }
         (Some(_), false) => {
-            field.refuse("holds several documents of YAML", "keep the list of rules alone");
+            field.refuse("contains several YAML documents", "keep only the list of rules");
             None
         }
     }

@@ -173,7 +173,7 @@ pub(super) fn tcp_route(head: Head, spec: &Field<'_>) -> Option<TcpRoute> {
             if matches!(field.value(), Value::List(list) if list.is_empty()) {
                 field.refuse(
                     "is empty, which is ambiguous",
-                    "list the ports that are allowed, or leave `ports` out to allow all",
+                    "list the allowed ports, or leave `ports` out to allow all",
                 );
                 return None;
             }

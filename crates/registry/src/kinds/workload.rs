@@ -125,7 +125,7 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
     };
     if fields.find("run").is_none() {
         field.refuse(
-            "is for the command in `run`, and there is none",
+            "applies to the command in `run`, which is not set",
             "add `run`, or set the variables where the application is started",
         );
     }
@@ -171,7 +171,7 @@ fn read_run_options(fields: &Fields<'_>, ports: &[WorkloadPort]) -> RunOptions {
             && fields.find("run").is_none()
         {
             field.refuse(
-                "is for the command in `run`, and there is none",
+                "applies to the command in `run`, which is not set",
                 "add `run`, or set it where the application is started",
             );
         }

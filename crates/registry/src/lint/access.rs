@@ -136,7 +136,7 @@ impl World<'_> {
         if rule.action == PolicyAction::Allow && !workloads.is_empty() && permissive() {
             lint.warn(
                 field.to_owned(),
-                "allows what permissive mode allows already".to_owned(),
+                "has no effect: permissive mode already allows it".to_owned(),
                 "set `trafficMode` to strict or audit, or remove the rule",
             );
         }

@@ -26,7 +26,7 @@ impl World<'_> {
                     let (own, domain) = (&self.config.trust_domain, &id.trust_domain);
                     lint.warn(
                         format!("{field}.name"),
-                        format!("is of the trust domain {domain}, and this mesh is {own}"),
+                        format!("is in the trust domain {domain}, but this mesh is {own}"),
                         format!("use ACCOUNT.NAMESPACE.{own}"),
                     );
                 }
@@ -44,7 +44,7 @@ impl World<'_> {
         if !is_account && !self.guests.contains(name) {
             lint.warn(
                 format!("{field}.name"),
-                format!("is no account of this mesh, which is {own}, and no AccessCert is for it"),
+                format!("is not an account of this mesh ({own}), and no AccessCert names it"),
                 format!("use ACCOUNT.NAMESPACE.{own}, or write an AccessCert with this name"),
             );
         }

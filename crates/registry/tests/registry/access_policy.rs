@@ -133,7 +133,7 @@ fn rules_that_can_never_decide_are_remarked() {
             AccessPolicy shop/guard: spec.deny[1].requests: cannot match single requests: on TCP ports it denies every connection with HTTP; remove `requests`, or use ports that speak HTTP
             AccessPolicy shop/guard: spec.deny[2].ports[0]: no workload of the policy has a port 81; use ports of the workload, not of the service
             AccessPolicy shop/guard: spec.deny[4]: has no effect: the rule all applies first to all of its requests; remove one of the two, or change `from`, `requests` or `ports`
-            AccessPolicy shop/guard: spec.allow[0]: allows what permissive mode allows already; set `trafficMode` to strict or audit, or remove the rule
+            AccessPolicy shop/guard: spec.allow[0]: has no effect: permissive mode already allows it; set `trafficMode` to strict or audit, or remove the rule
             AccessPolicy shop/guard: spec.allow[0]: has no effect: the rule all applies first to all of its requests; remove one of the two, or change `from`, `requests` or `ports`
         "#]],
     );

@@ -217,7 +217,7 @@ fn what_is_named_and_not_there_is_odd() {
         AccessControl shop/first: spec.sources[0].name: there is no Service edge/nginx; add the Service
         AccessControl shop/first: spec.matches[0].name: there is no HTTPRouteGroup shop/g, so it allows no request; add the HTTPRouteGroup
         IngressBackend shop/second: spec.backends[0].name: there is no Service shop/web; add the Service
-        IngressBackend shop/second: spec.sources[0].name: is no account of this mesh, which is cluster.local, and no AccessCert is for it; use ACCOUNT.NAMESPACE.cluster.local, or write an AccessCert with this name
+        IngressBackend shop/second: spec.sources[0].name: is not an account of this mesh (cluster.local), and no AccessCert names it; use ACCOUNT.NAMESPACE.cluster.local, or write an AccessCert with this name
         Egress shop/out: spec: has no effect while the MeshConfig allows all egress; set `spec.egress` of the MeshConfig to deny, or remove it
         Egress shop/out: spec.sources[0].name: no workload runs under the account shop/a; add a Workload with this account"#]].assert_eq(&odd.join("\n"));
 }

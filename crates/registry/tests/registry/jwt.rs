@@ -196,7 +196,7 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
         assert!(warned[0].contains("--jwks-allow"), "{host}: {warned:?}");
     }
     let (_, warned) = read("{url: \"http://a/b\"}");
-    assert!(warned[0].contains("jwks.url: is asked in clear text"), "{warned:?}");
+    assert!(warned[0].contains("jwks.url: is queried in plaintext"), "{warned:?}");
 
     let object = |jwks: serde_json::Value| {
         serde_json::json!({
@@ -207,7 +207,7 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
     let rejected = leno_registry::read_json(&object(serde_json::json!({"file": "keys.json"})));
     let rejected = rejected.unwrap_err()[0].to_string();
     assert!(
-        rejected.contains("\"keys.json\" is relative, and this document is in no folder"),
+        rejected.contains("\"keys.json\" is relative, but this document has no directory"),
         "{rejected}"
     );
     assert!(leno_registry::read_json(&object(serde_json::json!({"file": "/keys.json"}))).is_ok());

@@ -194,7 +194,10 @@ fn reads_what_is_revoked() {
     assert_eq!(config.revoked_workloads, expected.into());
     for (entry, problem) in [
         ("{kind: Pod, name: web-0, namespace: shop, uid: a/b}", "is not the UID of a pod"),
-        ("{kind: ServiceAccount, name: a, namespace: shop, uid: b}", "means nothing"),
+        (
+            "{kind: ServiceAccount, name: a, namespace: shop, uid: b}",
+            "is not supported for a ServiceAccount",
+        ),
         ("{kind: Deployment, name: a, namespace: shop}", "kind"),
     ] {
         let (_, rejected) = read_str("bad.yaml", &format!("{mesh}  - {entry}\n"));

@@ -135,7 +135,7 @@ fn refuses_a_rate_limit_that_means_nothing() {
             spec.rules[0].from[0]: names no client; add `namespace` or `serviceAccount`
             spec.rules[0].answer.status: 200 is out of range; use a number from 400 to 599
             spec.rules[0].answer.headers[0].name: "host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
-            spec.rules[0].answer.headers: has two headers of one name; join their values, separated by commas
+            spec.rules[0].answer.headers: has two headers with the same name; join their values, separated by commas
             spec.rules[1]: its name is used by another rule; use another name
             spec.concurrency.requests: is missing; add `requests`
             spec.concurrency.requests: 0 is out of range; use a number from 1 to 1000000

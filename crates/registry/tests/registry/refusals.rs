@@ -105,7 +105,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:50: Service default/a.b: metadata.name: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
         f.yaml:1:33: Service default/a: kind: is defined twice, first in line 1; remove one of the two
         f.yaml:1:50: Service: metadata.name: is a value tagged !x; use a text
-        f.yaml:1:5: is not YAML (mapping values are not allowed in this context); correct the syntax; until then the file's last good state stays
+        f.yaml:1:5: is not YAML (mapping values are not allowed in this context); correct the syntax; until then the file's last valid state stays in force
         f.yaml:3:1: Service default/a: metadata.name: is already defined at f.yaml:1; remove one of the two, or rename it
     "#]].assert_eq(&lines);
 }
@@ -180,7 +180,7 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.run: is "sleep 10", not a list; write the program and each argument as an element: ["sleep", "10"]
             spec.run: is "exec sleep $TIME", not a list; write the program and each argument as an element; for a shell: ["sh", "-c", "COMMAND"]
             spec.run[0]: contains a NUL character; remove it
-            spec.env: is for the command in `run`, and there is none; add `run`, or set the variables where the application is started
+            spec.env: applies to the command in `run`, which is not set; add `run`, or set the variables where the application is started
             spec.env: is a list, not a map; write a map of names and values
             spec.env["A=B"]: "A=B" cannot be the name of a variable; use one without `=` and NUL
             spec.env.A: is nothing; use a text
@@ -211,7 +211,7 @@ fn refuses_commands_that_cannot_be_started() {
             "{run: [a], ports: [{port: 80}], readiness: {httpGet: {port: 80, path: ready}}}",
         ],
         &expect![[r#"
-            spec.cwd: is for the command in `run`, and there is none; add `run`, or set it where the application is started
+            spec.cwd: applies to the command in `run`, which is not set; add `run`, or set it where the application is started
             spec.cwd: "srv" is not an absolute path; write the whole path, such as /srv/app
             spec.user: "a b" is not a user; use a name such as www-data, or numbers such as 1000 or "1000:1000"
             spec.user: "1:x" is not a user; use a name such as www-data, or numbers such as 1000 or "1000:1000"
@@ -741,7 +741,7 @@ fn refuses_route_groups_and_tcp_routes_that_cannot_be_honoured() {
         &expect![[r#"
             spec.matches: is missing; add `matches`
             spec.matches.ports[0]: 0 is out of range; use a number from 1 to 65535
-            spec.matches.ports: is empty, which is ambiguous; list the ports that are allowed, or leave `ports` out to allow all
+            spec.matches.ports: is empty, which is ambiguous; list the allowed ports, or leave `ports` out to allow all
             spec.matches.ports: is 80, not a list; write a list, each element after `- `
             spec.matches: is a list, not a map; write a map; its fields are `ports`
         "#]],

@@ -112,7 +112,7 @@ impl Ledger {
             at: of_pod(name, "spec.initContainers"),
             problem: format!(
                 "the sidecar runs {}, which spec.floor.sidecarImages of the MeshConfig does not permit: \
-                 the pod is no member of the mesh",
+                 the pod is not a member of the mesh",
                 listed(&choices.images)
             ),
             remedy: "create the pod again with a permitted image".to_owned(),

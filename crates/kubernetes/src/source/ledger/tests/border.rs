@@ -60,7 +60,7 @@ fn opens_once_all_is_there(mut ledger: Ledger) {
     let (kind, policy) = backend("a");
     let group = index("HTTPRouteGroup", "specs.smi-spec.io");
     let nobody = "endpoints not found for service shop/edge";
-    let port = "spec.backends: no pod behind shop/web has the port 81";
+    let port = "spec.backends: no pod of the Service shop/web has the port 81";
     ledger.take(kind, policy(81, "http"));
     let no_service = "spec.backends: there is no Service shop/web that selects pods";
     assert_eq!(said(&mut ledger), Err(no_service.to_owned()));

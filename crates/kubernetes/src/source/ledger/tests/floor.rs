@@ -102,8 +102,8 @@ fn a_pod_whose_sidecar_has_another_image_is_no_member() {
     assert_eq!(
         rejected,
         ["Pod shop/c: spec.initContainers: the sidecar runs evil.example/leno:0.1, which \
-          spec.floor.sidecarImages of the MeshConfig does not permit: the pod is no member of the mesh; create the \
-          pod again with a permitted image"]
+          spec.floor.sidecarImages of the MeshConfig does not permit: the pod is not a member of \
+          the mesh; create the pod again with a permitted image"]
     );
     assert_eq!(shown(Some(update)), ["+ Workload shop/a", "+ Workload shop/b", "+ MeshConfig"]);
     with_floor(&mut ledger, json!({"sidecarImages": ["evil.example/leno"]}));

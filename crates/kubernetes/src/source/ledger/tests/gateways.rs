@@ -301,7 +301,7 @@ fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() 
     ledger.take(PODS, pod("meshed", json!({})));
     let (status, message) = enforced(&mut ledger);
     assert_eq!(status, "False");
-    assert!(message.ends_with("clients leave out endpoints without one: shop/plain"), "{message}");
+    assert!(message.ends_with("clients do not use endpoints without one: shop/plain"), "{message}");
     ledger.take(PODS, gone("shop", "meshed"));
     assert_eq!(enforced(&mut ledger).0, "True");
 }
