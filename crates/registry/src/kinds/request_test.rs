@@ -133,7 +133,7 @@ pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k 
         [key] => Some(key),
         [] => {
             let remedy = format!("set one of `{}`", keys.join("`, `"));
-            fields.here().refuse("is empty", remedy);
+            fields.here().refuse("is incomplete", remedy);
             None
         }
         several => {

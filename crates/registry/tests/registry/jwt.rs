@@ -108,7 +108,7 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers: is missing; add `issuers`
             spec.issuers: names no issuer; add an issuer
             spec.issuers[0].jwks: is missing; add `jwks`
-            spec.issuers[0].jwks: is empty; set one of `inline`, `file`, `url`
+            spec.issuers[0].jwks: is incomplete; set one of `inline`, `file`, `url`
             spec.issuers[0].jwks: has `inline` and `url` at once; keep one of them
             spec.issuers[0].jwks.url: "b" is not a valid JWKS endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.url: "https://a#b" is not a valid JWKS endpoint: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
@@ -119,7 +119,7 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy the content of the issuer's `jwks_uri`
             spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy the content of the issuer's `jwks_uri`
             spec.issuers[0].audiences: is empty, which is ambiguous; add an element, or leave it out for any
-            spec.issuers[0].from[0]: is empty; set one of `header`, `query`
+            spec.issuers[0].from[0]: is incomplete; set one of `header`, `query`
             spec.issuers[0].from[0]: has `header` and `query` at once; keep one of them
             spec.issuers[0].from[0].prefix: is for headers; remove it
             spec.issuers[0].leeway: "2h" is out of range; use a time with a unit, from 0ms to 1h, such as "5s"

@@ -341,7 +341,7 @@ fn refuses_what_operators_cannot_see_by() {
             4:17: MeshConfig x: spec.tracing.export: is missing; add `export`
             4:28: MeshConfig x: spec.tracing.sampling: 1 is not a percentage; did you mean `1%`?
             4:28: MeshConfig x: spec.tracing.sampling: "101%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
-            4:26: MeshConfig x: spec.tracing.export: is empty; set one of `otlp`, `zipkin`
+            4:26: MeshConfig x: spec.tracing.export: is incomplete; set one of `otlp`, `zipkin`
             4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` at once; keep one of them
             4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "ftp://c:4318" is not a valid endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
             4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is not a valid endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`

@@ -65,7 +65,7 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             "{service: a, sameTag: [{tags: []}]}",
         ],
         &expect![[r#"
-            spec: is empty; set one of `service`, `scope`
+            spec: is incomplete; set one of `service`, `scope`
             spec: has no rules; add `rules` or `sameTag`
             spec: has `service` and `scope` at once; keep one of them
             spec.port: requires `service`; remove it, or name a `service`
@@ -85,7 +85,7 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
             spec.rules[0].match.query.a.in: is empty, and matches no request; list at least one text
-            spec.rules[0].sticky: is empty; set one of `header`, `cookie`
+            spec.rules[0].sticky: is incomplete; set one of `header`, `cookie`
             spec.sameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
             spec.sameTag[0].tags: names no tag; name one, such as `zone`
         "#]],
