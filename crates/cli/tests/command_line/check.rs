@@ -26,11 +26,7 @@ fn names_file_line_field_and_remedy_of_what_is_rejected() {
     let done = place.leno(&["check", "-f", "mesh"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     let rejected = done.out.lines().next().unwrap_or_default();
-    expect![
-        "rejected: mesh/all.yaml:66:44: HTTPRoute shop/reviews: \
-             spec.rules[1].backendRefs[1].wait: is an unknown field; remove it, or use `group`, \
-             `kind`, `name`, `namespace`, `port`, `weight` or `filters`"
-    ]
+    expect!["rejected: mesh/all.yaml:66:44: HTTPRoute shop/reviews: spec.rules[1].backendRefs[1].wait: is an unknown field; remove it, or use `group`, `kind`, `name`, `namespace`, `port`, `weight` or `filters`"]
     .assert_eq(rejected);
     assert!(done.out.contains("not ok: 13 objects, 1 rejected"), "{}", done.out);
 }
