@@ -112,7 +112,7 @@ fn kept_token(file: &Path) -> io::Result<String> {
     match leno_identity::kept_secret(file) {
         Ok(token) => Ok(token),
         Err(error) => {
-            tracing::warn!(%error, "the token of the page cannot be kept: this run has a new one");
+            tracing::warn!(%error, "cannot store the token of the page: this run uses a new one");
             leno_identity::secret()
         }
     }
@@ -124,7 +124,7 @@ fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     }
     let text =
         read_regular_text(file, FileOrigin::Leno, ADDRESS_BYTES_MAX).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the address of the page of the last run is unknown");
+            tracing::warn!(%error, "cannot read the page address of the last run");
             None
         });
     let before = text.and_then(|text| text.trim().parse().ok());
@@ -133,14 +133,14 @@ fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
             Ok(listener) => return Ok(listener),
             Err(error) => tracing::warn!(
                 address = %before, %error,
-                "the page cannot have the address of the last run: it gets another one"
+                "cannot reuse the page address of the last run: using another one"
             ),
         }
     }
     let listener = leno_listen::bind(address)?;
     let text = listener.local_addr()?.to_string();
     if let Err(error) = leno_identity::replace_private(file, text.as_bytes()) {
-        tracing::warn!(%error, "the address of the page cannot be kept for the next run");
+        tracing::warn!(%error, "cannot store the page address for the next run");
     }
     Ok(listener)
 }
@@ -205,7 +205,7 @@ impl Desk {
         source: Source,
     ) -> Response<Full<Bytes>> {
         if !matches!(*method, Method::GET | Method::HEAD) {
-            let reason = "this page only reads: use GET\n";
+            let reason = "this page is read-only: use GET\n";
             return text(StatusCode::METHOD_NOT_ALLOWED, reason.to_owned());
         }
         let (path, query) = match target.split_once('?') {
@@ -239,7 +239,7 @@ impl Desk {
                     question => ask_owner(&self.questions, question).await,
                 }
             }
-            None => text(StatusCode::NOT_FOUND, "there is nothing here: open /\n".to_owned()),
+            None => text(StatusCode::NOT_FOUND, "not found: open /\n".to_owned()),
         }
     }
 }

@@ -123,14 +123,14 @@ impl Asked {
                 "method" => asked.method = value,
                 "header" if asked.headers.len() < HEADERS_MAX => asked.headers.push(value),
                 "header" => return Err(format!("there are more than {HEADERS_MAX} headers")),
-                _ => return Err(format!("`{name}` is not known: use from, url, method, header")),
+                _ => return Err(format!("`{name}` is unknown: use from, url, method, header")),
             }
         }
         Ok(asked)
     }
 }
 
-const UNABLE: &str = "this control plane explains no requests\n";
+const UNABLE: &str = "this control plane does not explain requests\n";
 const STOPPING: &str = "the control plane is shutting down\n";
 
 /// Maximum headers: more than people type.

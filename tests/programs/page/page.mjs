@@ -265,9 +265,9 @@ async function silent(page) {
       await page.locator("#stale:visible").waitFor();
       assert.deepEqual(await page.evaluate(greenParts), [], `${hash} without a control plane`);
       assert.deepEqual(await page.locator(".flow").evaluateAll((all) => all.filter((flow) => getComputedStyle(flow).display !== "none").length), 0);
-      assert.equal(await page.locator("#verdict").textContent(), "the control plane does not answer");
-      assert.match(await page.locator("#health").innerText(), /^The control plane does not answer/);
-      assert.match(await page.locator("#stale").innerText(), /last answers, of \d\d:\d\d:\d\d/);
+      assert.equal(await page.locator("#verdict").textContent(), "the control plane does not respond");
+      assert.match(await page.locator("#health").innerText(), /^The control plane does not respond/);
+      assert.match(await page.locator("#stale").innerText(), /shows the data of \d\d:\d\d:\d\d/);
       await page.unroute(api);
       await page.locator("#stale").waitFor({ state: "hidden" });
     }

@@ -145,7 +145,7 @@ export function graph({ open }) {
   function build(nodes, edges) {
     const { at, routes, width, height } = layout(nodes, edges);
     const pad = 28;
-    const svg = s("svg", { class: "graph", role: "group", "aria-label": "Who calls whom", viewBox: `${-pad} ${-pad} ${width + 2 * pad} ${height + 2 * pad}` });
+    const svg = s("svg", { class: "graph", role: "group", "aria-label": "Calls between services", viewBox: `${-pad} ${-pad} ${width + 2 * pad} ${height + 2 * pad}` });
     // At most the drawn size, smaller to fit, and never too small to read.
     svg.style.maxWidth = `${width + 2 * pad}px`;
     svg.style.minWidth = `${(width + 2 * pad) * LEAST_SCALE}px`;
@@ -223,7 +223,7 @@ export function graph({ open }) {
       if (flow.style.animationDuration !== seconds) flow.style.animationDuration = seconds;
     });
     const row = (edge) => h("tr", {}, h("td", {}, edge.from), h("td", {}, edge.to), h("td", {}, rate(edge.rates.per_second)), h("td", {}, share(edge.rates.success)), h("td", {}, edge.mtls ? "mutual TLS" : "not seen"));
-    table.replaceChildren(h("caption", {}, "Who calls whom"), h("tr", {}, ...["from", "to", "rate", "success", "encrypted"].map((name) => h("th", {}, name))), ...edges.map(row));
+    table.replaceChildren(h("caption", {}, "Calls between services"), h("tr", {}, ...["from", "to", "rate", "success", "encrypted"].map((name) => h("th", {}, name))), ...edges.map(row));
   }
 
   return { element, update };

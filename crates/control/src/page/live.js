@@ -9,7 +9,7 @@ const LINE_MAX = 256 << 10;
 const AGAIN_MS = 500;
 const KEY = "leno-live";
 const READY = "Choose a service. Bodies and query strings are never shown. Press Esc to stop.";
-const NO_TOKEN = "Live requests need a token: open the address that `leno tap --page` prints. Add --data DIRECTORY if the mesh was started with a data directory of its own.";
+const NO_TOKEN = "Live requests need a token: open the address that `leno tap --page` prints. Add --data DIRECTORY if the mesh does not use the default data directory.";
 
 // The token is in the fragment after #, which browsers send to no server; only this page stores it.
 export function admit(token) {
@@ -30,7 +30,7 @@ export function live() {
   const button = h("button", { class: "primary" }, "Start");
   const note = h("p", { class: "note", role: "status" }, sessionStorage.getItem(KEY) ? READY : NO_TOKEN);
   const body = h("tbody");
-  const columns = ["time", "sidecar", "direction", "method", "path", "status", "reason", "took", "other end"];
+  const columns = ["time", "sidecar", "direction", "method", "path", "status", "reason", "duration", "peer"];
   const head = h("tr", {}, ...columns.map((text) => h("th", { scope: "col" }, text)));
   const table = h("div", { class: "live", tabindex: 0, role: "region", "aria-label": "Live requests" }, h("table", { class: "plain" }, h("thead", {}, head), body));
   const form = h("form", { class: "card ask live-ask", submit: turn }, service.element, path.element, status.element, from.element, names, button);
@@ -71,7 +71,7 @@ export function live() {
     say(note, seen > 0 ? `${why} ${told()}` : why);
   }
 
-  const told = () => `${seen} ${seen === 1 ? "request" : "requests"}${missed ? `, and ${missed} more that were too many` : ""}.`;
+  const told = () => `${seen} ${seen === 1 ? "request" : "requests"}${missed ? `, and ${missed} more over the limit` : ""}.`;
 
   // The control plane ends a response after two minutes: the page sends the request again until the user stops.
   async function follow(address, mine) {
@@ -101,7 +101,7 @@ export function live() {
       rest += value;
       const lines = rest.split("\n");
       rest = lines.pop();
-      if (rest.length > LINE_MAX) return "The control plane says something that is no request.";
+      if (rest.length > LINE_MAX) return "The control plane sent a line that is not a request.";
       // A blank line is a keepalive.
       for (const line of lines) if (line) take(JSON.parse(line));
     }

@@ -88,10 +88,10 @@ onTrouble((error) => {
   problems.hidden = silent || !found;
   banner.hidden = !silent;
   if (error === null) return;
-  say(trouble.lastChild, silent ? `The control plane does not answer: ${error.message}` : `The control plane reports: ${error.message}`);
+  say(trouble.lastChild, silent ? `The control plane does not respond: ${error.message}` : `The control plane reports: ${error.message}`);
   if (!silent) return;
-  say(aloud, "the control plane does not answer");
-  say(banner, answered ? `The control plane does not answer. The page shows its last answers, of ${answered.toLocaleTimeString("en-GB")}.` : "The control plane does not answer. Nothing is known about the mesh yet.");
+  say(aloud, "the control plane does not respond");
+  say(banner, answered ? `The control plane does not respond. The page shows the data of ${answered.toLocaleTimeString("en-GB")}.` : "The control plane does not respond. There is no data about the mesh yet.");
 });
 
 const put = (element, state, text) => {

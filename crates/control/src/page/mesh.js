@@ -33,7 +33,7 @@ async function fetched(path) {
     answer = await fetch(`/api${path}`, { credentials: "same-origin", signal: AbortSignal.timeout(PATIENCE_MS) });
     if (answer.ok) return await answer.json();
   } catch (error) {
-    throw new Trouble(error.name === "TimeoutError" ? `no answer within ${PATIENCE_MS / 1000} s` : error.message, true);
+    throw new Trouble(error.name === "TimeoutError" ? `no response within ${PATIENCE_MS / 1000} s` : error.message, true);
   }
   throw new Trouble((await answer.text().catch(() => "")).trim() || `${answer.status}`, answer.status >= 500);
 }

@@ -31,9 +31,9 @@ const idle = { per_second: 0, success: null, p50_ms: null, p99_ms: null, request
 export function topology() {
   const picture = graph({ open: (node) => { location.hash = node.kind === "service" ? `#/service/${node.id}` : "#/sidecars"; } });
   const more = h("span", { class: "note" });
-  const empty = h("p", { class: "empty" }, "No service has been called yet. Requests appear here within a few seconds.");
+  const empty = h("p", { class: "empty" }, "No service has received requests yet. Requests appear here within a few seconds.");
   const swatch = (state, text) => h("span", {}, h("i", { class: `swatch ${state}` }), text);
-  const legend = h("div", { class: "legend" }, swatch("good", "99 % and more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "below 95 %: failing"), swatch("", "idle"), swatch("route", "sent on by a route"), h("span", {}, "The lock: mutual TLS, both ends verified"));
+  const legend = h("div", { class: "legend" }, swatch("good", "99 % or more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "below 95 %: failing"), swatch("", "idle"), swatch("route", "forwarded by a route"), h("span", {}, "The lock: mutual TLS, both ends verified"));
   const card = h("section", { class: "card" }, picture.element, empty, legend);
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Topology"), more), card);
   return view(element, ["/traffic", "/services"], (traffic, services) => {
@@ -127,7 +127,7 @@ export function rules() {
   const place = (row) => (/^\d+$/.test(row.rule) ? `rules[${row.rule}]` : row.rule);
   const table = list({
     label: "Rules",
-    hint: "that decided a request within the last hour",
+    hint: "rules that matched a request within the last hour",
     columns: [
       { name: "Kind", width: "150px", value: (row) => row.kind, show: (row) => row.kind },
       { name: "Object", width: "minmax(160px, 1fr)", value: (row) => row.name, show: (row) => row.name },
@@ -214,7 +214,7 @@ export function sidecars() {
       const behind = found && (found.behind_seconds ?? 0) > 10;
       const [state, told] = !found ? [workload.sidecar === "elsewhere" ? "good" : "bad", workload.sidecar]
         : found.refused > 0 ? ["bad", `refuses ${found.refused}`]
-          : behind ? ["warn", `behind for ${span(found.behind_seconds)}`] : ["good", "current"];
+          : behind ? ["warn", `out of sync for ${span(found.behind_seconds)}`] : ["good", "current"];
       return { name: workload.name, services: workload.services, proxy: found, state, told, use: use.get(workload.name), certificate: certificate.get(workload.name) };
     }));
   }, table.end);
@@ -320,7 +320,7 @@ export function service(name) {
     const rejected = (traffic.rejections ?? []).filter((one) => one.service === name).map((one) => cells(reasonOf(explanations, one.reason), share(one.share), `${one.requests}`, one.sidecars.join(", "), one.policies.join(", ")));
     rejections.replaceChildren(...(rejected.length ? rejected : [none("The mesh rejected no request.", 5)]));
     const why = Object.entries(history?.reasons ?? {}).sort((one, other) => other[1] - one[1]).map(([reason, count]) => cells(reasonOf(explanations, reason), `${count}`));
-    reasons.replaceChildren(...(why.length ? why : [none(rates.failed > 0 ? "The application itself answered with errors." : "No request has failed with a reason.", 2)]));
+    reasons.replaceChildren(...(why.length ? why : [none(rates.failed > 0 ? "The application itself responded with errors." : "No request has failed with a reason.", 2)]));
   }
   return view(element, [`/history?service=${name}`, "/traffic", "/services", "/reasons"], show);
 }
@@ -346,7 +346,7 @@ export function reason(label) {
 }
 
 export function playground() {
-  const output = h("pre", { class: "mono answer", "aria-live": "polite", tabindex: 0 }, "Shows the rules, policies and endpoints that would decide a request. No request is sent: the code of the sidecars decides here, with the current configuration.");
+  const output = h("pre", { class: "mono answer", "aria-live": "polite", tabindex: 0 }, "Shows the rules, policies and endpoints that apply to a request. No request is sent: the page evaluates the current configuration with the code of the sidecars.");
   const input = (label, attributes) => {
     const field = h("input", { type: "text", spellcheck: "false", ...attributes });
     return { field, element: h("label", {}, h("span", {}, label), field) };
@@ -367,7 +367,7 @@ export function playground() {
     output.classList.toggle("bad-ink", !answer.ok);
   };
   const form = h("form", { class: "card ask", submit: decide }, from.element, url.element, method.element, header.element, names, h("button", { class: "primary" }, "Explain"));
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Playground"), h("span", { class: "note" }, "what would decide a request")), form, h("section", { class: "card" }, output));
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Playground"), h("span", { class: "note" }, "how the mesh would handle a request")), form, h("section", { class: "card" }, output));
   const end = watch(["/workloads"], (workloads) => {
     if (names.childElementCount !== workloads.length) names.replaceChildren(...workloads.map((workload) => h("option", { value: workload.name })));
   });
