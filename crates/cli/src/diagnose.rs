@@ -136,7 +136,7 @@ fn called(facts: &Facts, workload: &str, to: Option<&str>) -> (Vec<String>, Vec<
 
 async fn asked<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {
     serde_json::from_value(mesh.ask(path).await?)
-        .context("the answer is not understood: is the mesh of another version of leno?")
+        .context("the response cannot be parsed: the mesh may run another version of leno")
 }
 
 fn text(workload: &str, steps: &[Step]) -> String {

@@ -348,7 +348,7 @@ impl Mesh {
 /// If it is of another version.
 pub(crate) fn parsed<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
     serde_json::from_value(answer)
-        .context("the answer is not understood: is the mesh of another version of leno?")
+        .context("the response cannot be parsed: the mesh may run another version of leno")
 }
 
 const EXAMPLES: &str = "\

@@ -136,7 +136,7 @@ async fn look(mesh: &Mesh) -> anyhow::Result<View> {
     Ok(View { status, traffic, trouble: None })
 }
 
-const OTHER: &str = "the answer is not understood: is the mesh of another version of leno?";
+const OTHER: &str = "the response cannot be parsed: the mesh may run another version of leno";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -126,7 +126,7 @@ pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(SocketPath::of(path)?.path()).await.is_ok() {
         return Err(io::Error::new(
             io::ErrorKind::AddrInUse,
-            "another control plane runs with this data directory: stop it, or use another one",
+            "another control plane uses this data directory: stop it, or use another directory",
         ));
     }
     match std::fs::remove_file(path) {
@@ -196,11 +196,11 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
         let created = path.parent().map_or(Ok(()), create_private_directory);
         match created.and_then(|()| bind(path)) {
             Ok(listener) => {
-                tracing::warn!(path = %path.display(), "the admin socket was removed; creating it again");
+                tracing::warn!(path = %path.display(), "the admin socket was removed; recreating it");
                 return Some(listener);
             }
             Err(error) if !is_reported => {
-                tracing::warn!(path = %path.display(), %error, "the admin socket cannot be made again yet");
+                tracing::warn!(path = %path.display(), %error, "cannot recreate the admin socket yet");
                 is_reported = true;
             }
             Err(_) => {}
@@ -248,7 +248,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
         (&Method::POST, "/token") => return token(admin, query),
         (&Method::POST, "/reload") => {
             admin.reload.notify_one();
-            return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
+            return text(StatusCode::ACCEPTED, "reloading the files\n".to_owned());
         }
         (&Method::GET, "/state") => {
             let status = admin.directory.status().await;
@@ -433,7 +433,7 @@ fn token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
             text(StatusCode::BAD_REQUEST, format!("{error}\n"))
         }
         Err(error @ InviteError::Tokens(_)) => {
-            tracing::error!(%error, "a join token cannot be made");
+            tracing::error!(%error, "cannot create a join token");
             text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
         }
     }

@@ -144,7 +144,7 @@ async fn serve_one<A: Answering>(
         }
     };
     if let Err(error) = served {
-        tracing::debug!(%error, "a connection of an operator ended badly");
+        tracing::debug!(%error, "an operator connection failed");
     }
 }
 

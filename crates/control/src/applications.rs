@@ -77,8 +77,8 @@ impl Applications {
 pub fn exit_remedy(last_exit: Option<&str>) -> &'static str {
     match last_exit {
         Some("exit status: 0") => {
-            "`leno up` ends the processes that an application leaves in the background: have spec.run start it in the \
-             foreground, or correct spec.run if it has nothing to do"
+            "`leno up` stops the background processes of an application: make spec.run start the application in the \
+             foreground, or correct spec.run if the command exits at once"
         }
         _ => {
             "its output is in the log of `leno up`: correct spec.run, spec.cwd or spec.user, or free its port"
@@ -122,20 +122,20 @@ impl Application {
 pub fn port_remedy(problem: &str) -> &'static str {
     match problem {
         PORT_SILENT => {
-            "let the application listen there, or correct its port in spec.ports; its output is in the log of `leno up`"
+            "make the application listen on this port, or correct spec.ports; its output is in the log of `leno up`"
         }
         PORT_UNREADY => {
             "the sidecar rejects requests until the check succeeds: repair the application, or correct spec.readiness"
         }
         // Another process holds the port.
         _ => {
-            "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports"
+            "traffic is not forwarded to another process: stop that process, or correct spec.run and spec.ports"
         }
     }
 }
 
 /// The problem of a port without a listener.
-pub const PORT_SILENT: &str = "nothing listens there";
+pub const PORT_SILENT: &str = "no process listens on the port";
 /// The problem of a port while the application's readiness check fails.
 pub const PORT_UNREADY: &str = "the readiness check fails";
 

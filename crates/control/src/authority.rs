@@ -87,7 +87,7 @@ async fn keep_current(
             }
             Err(error) => {
                 if directory.note_authority(Some(error.to_string())) {
-                    tracing::error!(%error, "the files of the authority cannot be used; the previous authority stays in use");
+                    tracing::error!(%error, "cannot load the files of the authority; the previous authority remains in use");
                 }
             }
         }
@@ -135,11 +135,11 @@ impl OwnFiles {
             match self.files.write(directory) {
                 Ok(()) => tracing::warn!(
                     path = %directory.display(),
-                    "the data directory was removed; writing the authority again"
+                    "the data directory was removed; rewriting the files of the authority"
                 ),
                 Err(error) => tracing::error!(
                     path = %directory.display(), %error,
-                    "the data directory was removed and the authority cannot be written again yet"
+                    "the data directory was removed, and the files of the authority cannot be rewritten yet"
                 ),
             }
         }
@@ -218,7 +218,7 @@ async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<Revoked>) {
                 }
                 Err(error) if !failed => {
                     failed = true;
-                    tracing::error!(%error, "the revoked workloads cannot be read; the previous list stays in force");
+                    tracing::error!(%error, "cannot read the revoked workloads; the previous list remains in force");
                 }
                 Err(_) => {}
             }
@@ -256,7 +256,7 @@ impl FollowedFile {
                 return Ok(read);
             }
         }
-        Err(io::Error::new(io::ErrorKind::NotFound, "their directory is removed again and again"))
+        Err(io::Error::new(io::ErrorKind::NotFound, "their directory is removed repeatedly"))
     }
 
     /// The same, once `directory` is at the path.
@@ -271,7 +271,7 @@ impl FollowedFile {
             if self.file.add_former(known)? {
                 tracing::warn!(
                     workloads = known.len(),
-                    "the file of revoked workloads was removed; writing it again"
+                    "the file of revoked workloads was removed; rewriting it"
                 );
             }
         }
@@ -385,7 +385,9 @@ mod tests {
         let other = AuthoritySource::Own(directory.clone()).open_or_create(&domain, now).unwrap();
         assert!(other != first);
         fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
-        assert!(source.open(&domain, now).is_err_and(|it| it.to_string().contains("others may")));
+        assert!(
+            source.open(&domain, now).is_err_and(|it| it.to_string().contains("other users can"))
+        );
         files = files.keep();
         fs::remove_dir_all(&data).unwrap();
         fs::remove_dir_all(&moved).unwrap();

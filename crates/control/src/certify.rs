@@ -286,7 +286,7 @@ impl Certifier {
             Ok(Outcome::Refused) => self.refused += 1,
             Err(error) => {
                 self.refused += 1;
-                tracing::error!(%error, "a signature was not finished");
+                tracing::error!(%error, "certificate signing did not complete");
             }
         }
         None
@@ -317,7 +317,9 @@ impl Certifier {
         match self.desk.proofs.registrations.newest(workload) {
             Ok(0) => {}
             Ok(newest) => drop(self.registrations.insert(workload.clone(), newest)),
-            Err(error) => tracing::error!(%error, %workload, "its registration cannot be read"),
+            Err(error) => {
+                tracing::error!(%error, %workload, "cannot read the registration of the workload")
+            }
         }
     }
 
@@ -440,7 +442,7 @@ pub(crate) enum CertifyError {
     #[error("{0} is revoked by the MeshConfig")]
     Revoked(ServiceAccount),
     #[error(
-        "workload {0} is revoked: take it out of `spec.revoked` of the MeshConfig, or use `leno \
+        "workload {0} is revoked: remove it from `spec.revoked` of the MeshConfig, or use `leno \
          revoke --undo`"
     )]
     RevokedWorkload(WorkloadName),
@@ -459,18 +461,16 @@ pub(crate) enum CertifyError {
     #[error("the registration of the workload cannot be read or written: {0}")]
     Registration(#[source] io::Error),
     #[error(
-        "the token is that of the pod {workload} with UID {held}, and the pod of that name has UID \
-         {expected} now"
+        "the token was issued to pod {workload} with UID {held}, but that pod now has UID {expected}"
     )]
     OtherPod { workload: WorkloadName, held: Uid, expected: Uid },
-    #[error("the token is that of pod {holder}, and not of {claimed}")]
+    #[error("the token was issued to pod {holder}, not {claimed}")]
     OtherHolder { claimed: WorkloadName, holder: WorkloadName },
     #[error(
-        "pod {0} is not known as a workload of the mesh: it may have gone, or has not got its \
-         address yet; it is tried again"
+        "pod {0} is not a known workload of the mesh: it was deleted, or has no IP address yet; the proxy retries"
     )]
     Unseen(WorkloadName),
-    #[error("the token is of account {held}, and workload {workload} runs as {expected}")]
+    #[error("the token was issued to account {held}, but workload {workload} runs as {expected}")]
     OtherAccount { workload: WorkloadName, held: ServiceAccount, expected: ServiceAccount },
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -521,7 +521,7 @@ fn decline(answer: CertificateAnswer, error: &CertifyError) {
             | CertifyError::Registration(_)
             | CertifyError::Review(ReviewError::Unavailable(_))
             | CertifyError::Authority(_) => {
-                tracing::error!(%error, suppressed, "a certificate cannot be made");
+                tracing::error!(%error, suppressed, "cannot issue a certificate");
             }
             _ => tracing::warn!(%error, suppressed, "certificate request rejected"),
         }
@@ -547,9 +547,8 @@ fn bytes(issued: &Issued) -> IssuedBytes {
 }
 
 /// The single response to every token that is not valid for the named workload.
-const NOT_WELCOME: &str = "the join token is not known, has expired, was used already, was made for \
-                           another workload, or its Workload does not exist: create the Workload, \
-                           and make a new token for it";
+const NOT_WELCOME: &str = "the join token is unknown, has expired, was used already, was issued for another workload, or its Workload does not \
+     exist: create the Workload and a new token for it";
 
 /// Maximum signatures in progress, excluding joins with tokens.
 const JOBS_MAX: usize = 64;

@@ -268,8 +268,8 @@ pub enum StartError {
     /// The required enforcement is unknown: the `MeshConfig` may be among the rejected documents, and a mesh
     /// without one is permissive.
     #[error(
-        "the MeshConfig may be among the rejected documents, and without it the mesh would be \
-         permissive: correct it and start again"
+        "a rejected document may be the MeshConfig, and without it the mesh would be permissive: correct the document and \
+         start again"
     )]
     MeshConfig(Vec<Rejected>),
     /// The authority cannot be opened.
@@ -298,7 +298,7 @@ pub enum StartError {
     )]
     Page(SocketAddr, #[source] io::Error),
     /// Its own certificate cannot be issued.
-    #[error("there is no certificate for the control plane itself: {0}")]
+    #[error("cannot issue the control plane's own certificate: {0}")]
     Serving(#[from] ServingError),
 }
 

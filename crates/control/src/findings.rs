@@ -51,7 +51,7 @@ pub struct Facts {
 
 /// A response from a control plane of another release.
 #[derive(Debug, thiserror::Error)]
-#[error("the answer is not understood: is the mesh of another version of leno?")]
+#[error("the response cannot be parsed: the mesh may run another version of leno")]
 pub struct NotUnderstood(#[source] serde_json::Error);
 
 /// A problem or notice.
@@ -208,7 +208,7 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
 /// Returns the command that undoes the revocation of a workload.
 fn reinstate(workload: &str) -> String {
     format!(
-        "to make it a member again: leno revoke {workload} --undo, or take it out of `spec.revoked` of the MeshConfig"
+        "to make it a member again: leno revoke {workload} --undo, or remove it from `spec.revoked` of the MeshConfig"
     )
 }
 
@@ -224,8 +224,7 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
             let (namespace, pod) = pod_of(workload);
             format!(
                 "`kubectl -n {namespace} describe pod {pod}` and `kubectl -n {namespace} logs {pod} -c leno-proxy` show \
-                 the reason; a sidecar cannot resolve the control plane under a dnsPolicy that leaves out the cluster's \
-                 DNS or its search domains: use ClusterFirst"
+                 the reason; a sidecar cannot resolve the control plane if its dnsPolicy excludes the cluster's DNS or search domains: use ClusterFirst"
             )
         }
         false => format!(
@@ -255,7 +254,7 @@ pub fn join_again(status: &Status, workload: &str) -> String {
         true => {
             let (namespace, pod) = pod_of(workload);
             format!(
-                "see `kubectl -n {namespace} logs {pod} -c leno-proxy`; a new Pod joins by itself: `kubectl -n \
+                "see `kubectl -n {namespace} logs {pod} -c leno-proxy`; a new Pod joins automatically: `kubectl -n \
                  {namespace} delete pod {pod}`"
             )
         }
@@ -304,8 +303,7 @@ fn documents(facts: &Facts) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if facts.status.rejected > 0 {
-        let remedy = "leno get rejected shows the places and hints; an earlier accepted version \
-                      stays in force, if there was one since the start";
+        let remedy = "leno get rejected shows the locations and hints; the last version accepted since the start, if any, remains in force";
         let files = |of_documents: bool| {
             let all = list("rejected").into_iter().flatten();
             let is_document = |it: &&Value| it.get("line").is_some() || it.get("kind").is_some();
@@ -383,8 +381,8 @@ fn keys(facts: &Facts) -> Vec<Finding> {
         let (kind, name) = (&policy.kind, &policy.name);
         let issuers = issuers.join(", ");
         Some(Finding::problem(
-            format!("{kind} {name}: {requests} fails until keys are there; no keys of {issuers}"),
-            "make the issuer's JWK set available there; leno get rejected names the field",
+            format!("{kind} {name}: {requests} fails: no keys for {issuers}"),
+            "make the issuer's JWK set available; leno get rejected shows the field",
         ))
     });
     shortened(findings.collect(), "leno get rejected")
@@ -402,9 +400,8 @@ fn services(facts: &Facts) -> Vec<Finding> {
                 format!("leno explain {reason} shows its meaning and remedy"),
             ),
             None => (
-                ", without a reason of the mesh's own: the application answers with errors"
-                    .to_owned(),
-                "look at the application's log".to_owned(),
+                ", without a reason of the mesh: the application responds with errors".to_owned(),
+                "check the application's log".to_owned(),
             ),
         };
         let what = format!(
@@ -426,14 +423,17 @@ fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     let mut findings = Vec::new();
     if status.settling {
         findings.push(Finding::notice(
-            "the control plane has just started, and waits for sidecars to reconnect",
+            "the control plane has just started and waits for sidecars to reconnect",
             "it takes a few seconds: repeat the command",
         ));
     }
     if status.outdated > 0 {
         findings.push(Finding::notice(
-            format!("{} have yet to renew for the authority", counted(status.outdated, "sidecar")),
-            "they renew by themselves; leno root status lists them",
+            format!(
+                "{} must still renew certificates after the CA change",
+                counted(status.outdated, "sidecar")
+            ),
+            "they renew automatically; leno root status lists them",
         ));
     }
     if traffic.report_every_ms.is_none() {

@@ -47,7 +47,9 @@ impl Health {
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let listener = leno_listen::bind(address)?;
         let address = listener.local_addr()?;
-        let standing = watch::Sender::new(Standing::Unready("the sources are not read yet".into()));
+        let standing = watch::Sender::new(Standing::Unready(
+            "the configuration sources are not loaded yet".into(),
+        ));
         let stop = watch::Sender::new(false);
         let share = Share::new(METRICS_PAUSE);
         let scrapes = ConcurrencyLimit::new(SCRAPES_MAX, SCRAPES_OF_SOURCE_MAX);

@@ -100,7 +100,7 @@ struct Known {
 enum Unusable {
     #[error(transparent)]
     Keys(#[from] BadKeys),
-    #[error("answers that nothing has changed, but nothing has been read from it before")]
+    #[error("returned 304 (Not Modified), but no keys were fetched before")]
     Unchanged,
 }
 

@@ -316,13 +316,13 @@ impl Owner {
     /// Handles everything that is due now, independent of the event.
     fn pass(&mut self, now: Now) {
         for workload in self.presence.take_lost(now.clock) {
-            tracing::info!(%workload, "its sidecar did not come back: its endpoints are withdrawn");
+            tracing::info!(%workload, "the sidecar did not reconnect: its endpoints are withdrawn");
             self.listen(&workload, None, now);
         }
         for workload in self.presence.take_given_up(now.clock) {
             let touched = self.mesh.give_up(&workload);
             if !touched.is_empty() {
-                tracing::warn!(%workload, "its port or account changed, and its sidecar is not back: requests wait no longer for it");
+                tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
                 let cause = (Cause::Gone(workload), now.clock);
                 self.audience.notice(&touched, &self.mesh, cause, now.clock);
             }

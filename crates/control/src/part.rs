@@ -7,7 +7,7 @@ use tokio::sync::watch;
 /// A part of the control plane ended unexpectedly. Proxies keep their configuration, but changes no longer
 /// reach them: restart the control plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{part} ended unexpectedly; its last words are in the log")]
+#[error("{part} ended unexpectedly; see the log")]
 pub struct EndedUnexpectedly {
     part: Part,
 }
@@ -33,7 +33,7 @@ impl fmt::Display for Part {
             Self::Admin => "the admin socket",
             Self::Authority => "the watcher of the authority",
             Self::Certificate => "the renewal of the control plane's certificate",
-            Self::Keys => "the reader of the keys of issuers",
+            Self::Keys => "the fetcher of issuers' keys",
             Self::Listener => "the listener for proxies",
             Self::Owner => "the owner of the mesh",
             Self::Page => "the page for browsers",

@@ -394,7 +394,7 @@ impl Report<'_> {
             let others = others.iter().filter(move |other| other.parents.iter().any(is_there));
             let told = others.map(|other| {
                 let (kind, name) = (other.kind.as_str(), &other.name);
-                format!("{kind} {name} is attached to the same port, and goes before")
+                format!("{kind} {name} is attached to the same port and takes precedence")
             });
             told.collect()
         };
@@ -409,7 +409,7 @@ impl Report<'_> {
                 self.mesh.tls_routes().of_port(&parent.service, port, consumer).collect();
             let rival = route.rival(all.into_iter()).map(|it| &it.rule.route);
             let told = rival.map(|it| {
-                format!("TLSRoute {it} has its names at port {port} too, and comes first")
+                format!("TLSRoute {it} has the same host names at port {port} and takes precedence")
             });
             told.into_iter().collect()
         };

@@ -46,6 +46,6 @@ pub enum ReviewError {
     #[error("{0}")]
     Repeated(String),
     /// The review is unavailable now.
-    #[error("the token cannot be reviewed: {0}")]
+    #[error("token review failed: {0}")]
     Unavailable(String),
 }

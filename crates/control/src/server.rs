@@ -79,7 +79,7 @@ pub(crate) async fn accept(
                 if error.is_evicted() {
                     server.gauges.evict();
                 }
-                tracing::debug!(%error, %connection, %from, "a connection ended badly");
+                tracing::debug!(%error, %connection, %from, "a connection failed");
             }
         });
     }

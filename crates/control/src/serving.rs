@@ -88,7 +88,7 @@ impl Serving {
                 self.wait(now).max(RETRY)
             }
             Err(error) => {
-                tracing::error!(%error, "the control plane's own certificate is not renewed");
+                tracing::error!(%error, "cannot renew the control plane's own certificate");
                 RETRY
             }
         }

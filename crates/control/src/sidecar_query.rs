@@ -40,9 +40,8 @@ pub(crate) async fn send(
             return Err((StatusCode::MISDIRECTED_REQUEST, problem));
         }
         SidecarPlace::Disconnected => {
-            let problem = format!(
-                "the sidecar of {workload} is connected to no control plane that is known here"
-            );
+            let problem =
+                format!("the sidecar of {workload} is not connected to a known control plane");
             return Err((StatusCode::NOT_FOUND, problem));
         }
         SidecarPlace::Unknown => {
@@ -96,7 +95,7 @@ mod tests {
                 "another control plane at 192.0.2.7:15012",
             ),
             (SidecarPlace::Elsewhere(None), 421, "another control plane: run"),
-            (SidecarPlace::Disconnected, 404, "no control plane"),
+            (SidecarPlace::Disconnected, 404, "not connected to a known control plane"),
             (SidecarPlace::Unknown, 404, "no workload shop/web-1"),
             (SidecarPlace::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),
         ] {

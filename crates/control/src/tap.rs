@@ -133,7 +133,7 @@ fn parse(query: &str) -> Result<Tap, String> {
                 let remedy = format!("use a number from 1 to {TAP_PER_SECOND_MAX}");
                 tap.per_second = number.ok_or_else(|| wrong(&remedy))?;
             }
-            _ => return Err(format!("`{name}` is not known here")),
+            _ => return Err(format!("`{name}` is unknown")),
         }
     }
     tap.service = service.ok_or("specify the service: /tap?service=NAMESPACE/NAME")?;
@@ -170,7 +170,7 @@ mod tests {
             ("service=a/b&from=web", "NAMESPACE/ACCOUNT"),
             ("service=a/b&side=left", "use both"),
             ("service=a/b&per_second=0", "from 1 to"),
-            ("service=a/b&body=yes", "not known"),
+            ("service=a/b&body=yes", "is unknown"),
             (&format!("service=a/b&path={}", "x".repeat(2000)), "longer than"),
         ] {
             let found = parse(query).unwrap_err();

@@ -55,8 +55,8 @@ impl Remarks {
         };
         self.trust_domain = (config.trust_domain != *trust_domain).then(|| {
             format!(
-                "the mesh runs as trust domain {trust_domain}, and {} cannot replace it while it \
-                 runs; start again with a new data directory, or set `spec.trustDomain` back",
+                "the trust domain of a running mesh cannot change from {trust_domain} to {}: start again with a new data \
+                 directory, or revert `spec.trustDomain`",
                 config.trust_domain
             )
         });

@@ -355,7 +355,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         let refusal = if csr.len() > CSR_BYTES_MAX {
             "the certificate signing request is larger than 64 KiB"
         } else if self.renewal.is_some() {
-            "another certificate request is not answered yet: wait for that"
+            "another certificate request is pending: wait for its response"
         } else {
             self.renewals_seen += 1;
             let id = self.renewals_seen;

@@ -158,7 +158,7 @@ pub(crate) fn listeners_from_wire(
         Ok(InboundListener { port: port("listener.port", wire.port)?, address })
     };
     if wire.len() > LISTENERS_MAX {
-        let reason = format!("has {} elements, of which {LISTENERS_MAX} are allowed", wire.len());
+        let reason = format!("has {} elements; at most {LISTENERS_MAX} are allowed", wire.len());
         return Err(Invalid::new("listeners", reason));
     }
     wire.iter().map(listener).collect()

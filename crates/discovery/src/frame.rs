@@ -155,7 +155,7 @@ pub enum FrameError {
     #[error("the stream ended within a message")]
     Cut,
     /// The message exceeds the protocol's limit.
-    #[error("a message of {length} bytes is larger than the {bytes_max} that are allowed")]
+    #[error("a message of {length} bytes exceeds the limit of {bytes_max} bytes")]
     Oversize {
         /// Its length.
         length: usize,

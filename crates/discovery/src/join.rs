@@ -51,7 +51,7 @@ where
     let reply = reply.map_err(|error| JoinError::Malformed(error.to_string()))?;
     let is_final = reply.is_final;
     match reply.outcome {
-        None => Err(JoinError::Malformed("an answer without content".into())),
+        None => Err(JoinError::Malformed("a response without content".into())),
         Some(Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
         Some(Outcome::Error(reason)) => Err(JoinError::Refused { reason, is_final }),
     }
@@ -86,7 +86,7 @@ where
         Ok(Ok(Ok(issued))) => (Outcome::Issued(issued_to_wire(issued)), false),
         Ok(Ok(Err(NotIssued { reason, is_final }))) => (Outcome::Error(reason), is_final),
         Ok(Err(_)) | Err(_) => {
-            let reason = "the control plane could not answer in time: try again";
+            let reason = "the control plane did not respond in time: try again";
             (Outcome::Error(reason.into()), false)
         }
     };
@@ -109,7 +109,7 @@ pub enum JoinError {
     #[error("the stream to the control plane broke")]
     Io(#[from] io::Error),
     /// The control plane did not answer in time.
-    #[error("the control plane did not answer the join in time")]
+    #[error("the control plane did not respond to the join in time")]
     Timeout,
     /// The control plane sent an invalid message.
     #[error("the control plane sent an invalid message: {0}")]

@@ -61,17 +61,17 @@ pub enum QueryError {
     Disconnected,
     /// The sidecar's release does not support queries.
     #[error(
-        "the sidecar is of an earlier release that answers no queries of the control plane: restart it with this release"
+        "the sidecar runs an earlier release that does not support queries of the control plane: restart it with this release"
     )]
     Unsupported,
     /// Other queries took all the time.
     #[error("too many queries are in progress: try again")]
     Busy,
     /// The deadline passed.
-    #[error("the sidecar did not answer within {QUERY_DEADLINE:?}")]
+    #[error("the sidecar did not respond within {QUERY_DEADLINE:?}")]
     Late,
     /// The response is too long.
-    #[error("the answer of the sidecar is larger than {ANSWER_BYTES_MAX} bytes")]
+    #[error("the response of the sidecar is larger than {ANSWER_BYTES_MAX} bytes")]
     Oversized,
 }
 
@@ -269,7 +269,7 @@ pub(crate) async fn next_part(answering: &mut Option<Box<Answering>>) -> proto::
     if let AnsweringState::Waiting(receiver) = &mut open.state {
         let answer = receiver.await.unwrap_or_else(|_| ProxyAnswer {
             status: 503,
-            body: b"the sidecar answers no query now\n".to_vec(),
+            body: b"the sidecar does not accept queries now\n".to_vec(),
         });
         open.state = AnsweringState::Sending(answer, 0);
     }

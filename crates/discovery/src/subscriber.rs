@@ -67,7 +67,7 @@ impl Subscriber {
         let staging = Staging::read(&delta)?;
         let before = self.update.as_ref();
         let Some(plan) = staging.plan(before) else {
-            let reason = "no plan came, and none is held: nothing can be applied without it";
+            let reason = "the first update must contain a plan";
             return Err(vec![Refusal::new(ResourceKey::Plan, reason)]);
         };
         let absent = match (delta.absent, before) {

@@ -159,7 +159,7 @@ pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
         let id = tap.id;
         let read = tap_from_wire(tap);
         read.inspect_err(|invalid| {
-            tracing::debug!(id, field = %invalid.field, reason = %invalid.reason, "a tap is left out");
+            tracing::debug!(id, field = %invalid.field, reason = %invalid.reason, "invalid tap ignored");
         })
     };
     wire.into_iter().filter_map(|tap| read(tap).ok()).take(TAPS_MAX).collect()
@@ -181,7 +181,7 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, Invalid> {
         Ok(proto::TapSide::Client) => TapSide::Client,
         Ok(proto::TapSide::Server) => TapSide::Server,
         Ok(proto::TapSide::Unspecified) | Err(_) => {
-            return Err(Invalid::new("side", format!("{} is no side", wire.side)));
+            return Err(Invalid::new("side", format!("{} is not a side", wire.side)));
         }
     };
     for (field, text) in [("path", &wire.path), ("method", &wire.method)] {
@@ -190,7 +190,8 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, Invalid> {
         }
     }
     let status = |number: u32| {
-        u16::try_from(number).map_err(|_| Invalid::new("status", format!("{number} is none")))
+        u16::try_from(number)
+            .map_err(|_| Invalid::new("status", format!("{number} is not a status")))
     };
     let status = match wire.status {
         None => None,

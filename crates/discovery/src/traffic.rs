@@ -149,7 +149,7 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
     let told = wire.series.len().saturating_add(wire.rules.len());
     let read = |(index, series)| {
         series_from_wire(series).inspect_err(|invalid| {
-            tracing::debug!(index, field = %invalid.field, reason = %invalid.reason, "a series of traffic is left out");
+            tracing::debug!(index, field = %invalid.field, reason = %invalid.reason, "invalid traffic series ignored");
         })
     };
     let series = wire.series.into_iter().take(SERIES_MAX).enumerate();
@@ -174,7 +174,7 @@ fn rule_from_wire(wire: proto::RuleHits) -> Result<RuleHits, Invalid> {
     }
     let kind = RuleKind::from_word(&wire.kind);
     Ok(RuleHits {
-        kind: kind.ok_or_else(|| Invalid::new("kind", "is no kind of rule"))?,
+        kind: kind.ok_or_else(|| Invalid::new("kind", "is not a kind of rule"))?,
         namespace: parsed("namespace", &wire.namespace)?,
         name: parsed("name", &wire.name)?,
         rule: wire.rule,
@@ -185,7 +185,7 @@ fn rule_from_wire(wire: proto::RuleHits) -> Result<RuleHits, Invalid> {
 fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid> {
     let mut classes = [0; CLASSES];
     if wire.classes.len() != CLASSES {
-        return Err(Invalid::new("classes", format!("has not {CLASSES} numbers")));
+        return Err(Invalid::new("classes", format!("does not have {CLASSES} numbers")));
     }
     classes.copy_from_slice(&wire.classes);
     if wire.reasons.len() > REASONS_MAX {
@@ -193,7 +193,7 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
     }
     let reasons = wire.reasons.iter();
     let reasons = reasons.map(|found| (Reason::from_label(&found.reason), found.requests));
-    let port = u16::try_from(wire.port).map_err(|_| Invalid::new("port", "is no port"))?;
+    let port = u16::try_from(wire.port).map_err(|_| Invalid::new("port", "is not a port"))?;
     let series = TrafficSeries {
         direction: if wire.inbound { Direction::Inbound } else { Direction::Outbound },
         service: optional("service", &wire.service)?,
@@ -212,7 +212,7 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
         durations: durations_from_wire(&wire.durations)?,
     };
     if series.failed > series.ended() {
-        return Err(Invalid::new("failed", "is more than there were"));
+        return Err(Invalid::new("failed", "exceeds the number of requests"));
     }
     Ok(series)
 }
@@ -227,7 +227,7 @@ where
 fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, Invalid> {
     let invalid = |reason: &str| Invalid::new("durations", reason);
     let (pairs, []) = wire.as_chunks::<2>() else {
-        return Err(invalid("is not in pairs"));
+        return Err(invalid("has an odd number of elements"));
     };
     let mut bucket = 0_u64;
     let mut durations: Vec<(u8, u64)> = Vec::with_capacity(pairs.len().min(BUCKETS));

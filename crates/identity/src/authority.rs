@@ -314,12 +314,12 @@ pub enum AuthorityError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The key cannot be read.
-    #[error("`{KEY_FILE}` holds no P-256 private key: restore it from a backup")]
+    #[error("`{KEY_FILE}` contains no P-256 private key: restore it from a backup")]
     Key(#[source] rcgen::Error),
     /// The key is missing.
     #[error(
-        "`{ROOTS_FILE}` is there but `{KEY_FILE}` is not: restore the key from a backup, or remove \
-         `{ROOTS_FILE}` to begin a new authority that every member has to join again"
+        "`{ROOTS_FILE}` exists but `{KEY_FILE}` does not: restore the key from a backup, or remove \
+         `{ROOTS_FILE}` to create a new authority, which every member must join again"
     )]
     KeyMissing,
     /// The authority is missing.
@@ -329,17 +329,14 @@ pub enum AuthorityError {
     #[error("`{ROOTS_FILE}` cannot be used")]
     Roots(#[from] RootsError),
     /// The key matches none of the roots.
-    #[error(
-        "`{KEY_FILE}` belongs to none of the roots in `{ROOTS_FILE}`: restore the matching one"
-    )]
+    #[error("`{KEY_FILE}` matches no root in `{ROOTS_FILE}`: restore the matching key")]
     KeyOfAnotherRoot,
     /// The root has expired.
-    #[error("the root of this authority has expired: begin a new authority")]
+    #[error("the root of this authority has expired: create a new authority")]
     RootExpired,
     /// The trust domain of a root or a requested identity is another one.
     #[error(
-        "`{found}` is not of the trust domain `{expected}` of this mesh: give each trust domain a \
-         data directory of its own"
+        "`{found}` is not in the trust domain `{expected}` of this mesh: use a separate data directory for each trust domain"
     )]
     ForeignTrustDomain {
         /// The trust domain found.
@@ -348,7 +345,7 @@ pub enum AuthorityError {
         expected: TrustDomain,
     },
     /// The identity is of another namespace than its workload.
-    #[error("workload `{workload}` cannot be `{id}`: their namespaces differ")]
+    #[error("workload `{workload}` cannot have the identity `{id}`: their namespaces differ")]
     ForeignNamespace {
         /// The workload.
         workload: WorkloadName,
@@ -357,8 +354,7 @@ pub enum AuthorityError {
     },
     /// The identity is the control plane's.
     #[error(
-        "`{0}` is the identity of the control plane, which no workload may have: give the workload \
-         another `spec.serviceAccount`"
+        "`{0}` is reserved for the control plane: use another `spec.serviceAccount` for the workload"
     )]
     Reserved(SpiffeId),
     /// The name of an external principal is invalid.
@@ -375,15 +371,15 @@ pub enum AuthorityError {
     Nameless(GuestId),
     /// Servers would reject the certificate of an external principal.
     #[error(
-        "the name constraints of the signing CA exclude external clients: have the CA issued without name constraints"
+        "the name constraints of the signing CA exclude external clients: reissue the CA without name constraints"
     )]
     GuestUseless(#[source] rustls::Error),
     /// The lifetime is too short or too long.
-    #[error("a certificate cannot live {0:?}: use 1 s to 90 days")]
+    #[error("the certificate lifetime {0:?} is out of range: use 1 s to 90 days")]
     Lifetime(Duration),
     /// A file of the intermediate authority is missing.
     #[error(
-        "`{file}` is not there: a directory for --issuer holds `tls.key`, `tls.crt` and `ca.crt`, \
+        "`{file}` does not exist: a directory for --issuer contains `tls.key`, `tls.crt` and `ca.crt`, \
          as cert-manager writes them"
     )]
     IssuerMissing {
@@ -392,8 +388,8 @@ pub enum AuthorityError {
     },
     /// The intermediate's key is not supported.
     #[error(
-        "`tls.key` holds no P-256 private key: have the authority issued with one \
-         (`privateKey: {{algorithm: ECDSA, size: 256}}` in a Certificate of cert-manager)"
+        "`tls.key` contains no P-256 private key: issue the authority with one (`privateKey: {{algorithm: ECDSA, size: \
+         256}}` in a Certificate of cert-manager)"
     )]
     IssuerKey(#[source] rcgen::Error),
     /// The intermediate's certificate is for another key, or is not a CA certificate.
@@ -404,14 +400,14 @@ pub enum AuthorityError {
     /// Every peer would reject the certificates that the intermediate signs.
     #[error(
         "certificates signed by `tls.key` do not chain to the roots in `ca.crt`, or its name \
-         constraints exclude mesh members: have it issued as a CA without name constraints"
+         constraints exclude mesh members: issue it as a CA without name constraints"
     )]
     IssuerUseless(#[source] Box<CredentialError>),
     /// The rotation of the root is at another stage.
     #[error("{0}")]
     Stage(&'static str),
     /// The system clock is off by decades.
-    #[error("the clock of this machine is not usable: set it")]
+    #[error("the clock of this machine is invalid: set it")]
     Clock,
     /// The operating system has no randomness.
     #[error("the operating system provides no random bytes")]

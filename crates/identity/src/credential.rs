@@ -227,7 +227,7 @@ pub enum CredentialError {
     #[error("the certificate chain has more than {CHAIN_MAX} certificates")]
     LongChain,
     /// The certificate has no identity of a mesh member.
-    #[error("the certificate is not a mesh member's")]
+    #[error("the certificate is not that of a mesh member")]
     Certificate(#[from] VerifyError),
     /// The certificate is for another key.
     #[error("the certificate is not for this private key")]
@@ -239,15 +239,15 @@ pub enum CredentialError {
     #[error(transparent)]
     Roots(#[from] RootsError),
     /// A saved credential without a trust bundle.
-    #[error("`{CREDENTIAL_FILE}` is there but `{ROOTS_FILE}` is not: remove both and join again")]
+    #[error("`{CREDENTIAL_FILE}` exists but `{ROOTS_FILE}` does not: remove both and join again")]
     RootsMissing,
     /// An empty saved credential, as after a full disk.
     #[error(
-        "`{CREDENTIAL_FILE}` is empty and holds no P-256 private key: remove it and join again"
+        "`{CREDENTIAL_FILE}` is empty and contains no P-256 private key: remove it and join again"
     )]
     Empty,
     /// A saved credential without a key.
-    #[error("`{CREDENTIAL_FILE}` holds no P-256 private key: remove it and join again")]
+    #[error("`{CREDENTIAL_FILE}` contains no P-256 private key: remove it and join again")]
     KeyMissing,
     /// A damaged saved credential.
     #[error("`{CREDENTIAL_FILE}` is not valid PEM: remove it and join again")]

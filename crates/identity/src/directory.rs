@@ -55,7 +55,7 @@ enum Step {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum UnsafeDirectory {
     #[error(
-        "others may write to the directory {path}, where keys are kept: `chmod 700 {}`, or use another one",
+        "other users can write to the directory {path}, which contains keys: run `chmod 700 {}`, or use another directory",
         quoted(path)
     )]
     Writable { path: String },
@@ -247,7 +247,7 @@ mod tests {
             registrations.newest(&workload).unwrap_err().to_string(),
             revoked.read().unwrap_err().to_string(),
         ] {
-            assert!(error.contains("others may write to the directory"), "{error}");
+            assert!(error.contains("other users can write to the directory"), "{error}");
         }
         fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
         tokens.redeem(&token, &workload, now).unwrap();

@@ -93,7 +93,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
     let text = read(path, Readers::Owner)?.unwrap_or_default();
     match text.trim() {
         text if text.len() >= SECRET_CHARACTERS_MIN => Ok(text.to_owned()),
-        _ => Err(invalid("holds no secret: remove it")),
+        _ => Err(invalid("contains no secret: remove it")),
     }
 }
 
@@ -143,7 +143,7 @@ fn read_from(path: &Path, origin: FileOrigin, readers: Readers) -> io::Result<Op
     let mode = file.metadata().map_err(at)?.permissions().mode() & 0o777;
     if readers == Readers::Owner && mode & 0o077 != 0 {
         let message = format!(
-            "others may read this secret (mode {mode:04o}); if nobody has, run `chmod 600 {}`",
+            "other users can read this secret (mode {mode:04o}): run `chmod 600 {}`, or replace it if it was exposed",
             path.display()
         );
         return Err(at(io::Error::new(io::ErrorKind::PermissionDenied, message)));
@@ -183,7 +183,8 @@ struct FileError {
 
 fn write_draft(path: &Path, contents: &[u8], readers: Readers) -> io::Result<PathBuf> {
     let mut random = [0u8; 8];
-    rand::fill(&mut random).map_err(|_| io::Error::other("no randomness from the system"))?;
+    rand::fill(&mut random)
+        .map_err(|_| io::Error::other("the operating system provides no random bytes"))?;
     let draft = path.with_file_name(format!("{DRAFT_PREFIX}{:016x}", u64::from_ne_bytes(random)));
     let mode = match readers {
         Readers::Owner => 0o600,
@@ -307,9 +308,9 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(kept_secret(&link).unwrap_err().to_string().contains("is a link"));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(kept_secret(&path).unwrap_err().to_string().contains("others may read"));
+        assert!(kept_secret(&path).unwrap_err().to_string().contains("other users can read"));
         let empty = scratch.path().join("empty");
         replace_private(&empty, b"short").unwrap();
-        assert!(kept_secret(&empty).unwrap_err().to_string().contains("holds no secret"));
+        assert!(kept_secret(&empty).unwrap_err().to_string().contains("contains no secret"));
     }
 }

@@ -56,7 +56,7 @@ pub fn edge_config(
 #[derive(Debug, thiserror::Error)]
 #[error(
     "a certificate of the listener `{listener}` cannot be used ({cause}): its Secret needs a \
-     certificate chain in `tls.crt` and the key that fits in `tls.key`, both PEM"
+     certificate chain in `tls.crt` and the matching key in `tls.key`, both PEM"
 )]
 pub struct BadCertificate {
     /// The listener.

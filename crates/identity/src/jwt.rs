@@ -26,7 +26,7 @@ pub enum BadJwt {
     #[error("the token's issuer is not accepted")]
     Issuer,
     /// The issuer's keys have not been fetched yet.
-    #[error("the keys of the token's issuer are not there yet")]
+    #[error("the keys of the token's issuer are not available yet")]
     Keys,
     /// No key matches the signature.
     #[error("the token's signature is not valid")]

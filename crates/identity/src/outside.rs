@@ -45,7 +45,7 @@ pub enum OutsideRootsError {
     #[error("{} has no certificate", .0.display())]
     Empty(PathBuf),
     /// The system has no readable roots.
-    #[error("the system has no CA certificates: name a file with some")]
+    #[error("the system has no CA certificates: specify a file of CA certificates")]
     NoneOfSystem,
 }
 

@@ -116,7 +116,7 @@ pub(crate) fn wrong_kind(kind: FileType, origin: FileOrigin) -> io::Error {
         FileOrigin::Leno => "remove it",
         FileOrigin::User => "name a regular file",
     };
-    invalid(format!("is {kind}, no regular file: {remedy}"))
+    invalid(format!("is {kind}, not a regular file: {remedy}"))
 }
 
 fn invalid(problem: String) -> io::Error {
@@ -163,9 +163,9 @@ mod tests {
             ("absent", "None", "None"),
             ("large", "larger than 4 bytes", "larger than 4 bytes"),
             ("bytes", "is not UTF-8", "is not UTF-8"),
-            ("link", "is a link, no regular file: remove it", r#"Some("four")"#),
+            ("link", "is a link, not a regular file: remove it", r#"Some("four")"#),
             ("dangling", "is a link", "None"),
-            ("pipe", "is a named pipe, no regular file: remove it", "name a regular file"),
+            ("pipe", "is a named pipe, not a regular file: remove it", "name a regular file"),
             ("link-to-pipe", "is a link", "is a named pipe"),
             ("directory", "is a directory", "is a directory"),
             ("socket", "is a socket", "is a socket"),

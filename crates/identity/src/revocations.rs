@@ -45,8 +45,7 @@ impl RevocationFile {
         let read = lines.map(|(index, line)| {
             line_of(line).ok_or_else(|| {
                 let message = format!(
-                    "line {}: {line:?} is no workload: write `NAMESPACE/NAME`, and the UID of a pod \
-                     behind it where one pod is meant",
+                    "line {}: {line:?} is not a workload: write `NAMESPACE/NAME`, followed by a pod's UID to revoke that pod only",
                     index + 1
                 );
                 disk::file_error("read", &path, io::Error::new(io::ErrorKind::InvalidData, message))
@@ -82,7 +81,7 @@ impl RevocationFile {
         self.edit(|all| {
             if all.len() >= REVOKED_MAX && !all.contains(&workload) {
                 let message = format!(
-                    "{REVOKED_MAX} workloads are revoked: take back those whose certificates have expired"
+                    "{REVOKED_MAX} workloads are revoked: remove the revocations of expired certificates"
                 );
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
             }
@@ -148,7 +147,7 @@ impl RevocationFile {
                 return Ok(lock);
             }
         }
-        let problem = "the directory is removed again and again: repeat the command";
+        let problem = "the directory is removed repeatedly: retry the command";
         Err(io::Error::new(io::ErrorKind::NotFound, problem))
     }
 }

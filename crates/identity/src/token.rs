@@ -29,7 +29,8 @@ pub struct Tokens {
 /// If the system has no randomness.
 pub fn secret() -> io::Result<String> {
     let mut random = [0u8; TOKEN_RANDOM_BYTES];
-    rand::fill(&mut random).map_err(|_| io::Error::other("no randomness from the system"))?;
+    rand::fill(&mut random)
+        .map_err(|_| io::Error::other("the operating system provides no random bytes"))?;
     Ok(hex(&random))
 }
 
@@ -61,7 +62,8 @@ impl Tokens {
         now: SystemTime,
     ) -> io::Result<String> {
         if lifetime.is_zero() || lifetime > TOKEN_LIFETIME_MAX {
-            let message = format!("a join token cannot live {lifetime:?}: use up to 24 h");
+            let message =
+                format!("the token lifetime {lifetime:?} is out of range: use up to 24 h");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         // The directory may have been removed.
@@ -165,7 +167,7 @@ pub enum TokenError {
     #[error("the join token has expired: make a new one")]
     Expired,
     /// Issued for another workload.
-    #[error("the join token was made for another workload")]
+    #[error("the join token was issued for another workload")]
     OtherWorkload,
     /// The directory of tokens cannot be used.
     #[error(transparent)]

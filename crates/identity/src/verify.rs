@@ -103,15 +103,15 @@ pub enum VerifyError {
     GuestNames,
     /// The certificate chains to the company's root, but not to the mesh's own intermediate.
     #[error(
-        "the certificate of `{found}` is of another intermediate authority of the company's root: only \
-         the mesh's own signs for its members"
+        "the certificate of `{found}` was signed by another intermediate CA below the same root: only the CA of the mesh may \
+         sign certificates of members"
     )]
     OtherIssuer {
         /// The identity in the certificate.
         found: SpiffeId,
     },
     /// Another mesh member than expected.
-    #[error("the peer is `{found}` and not `{expected}`")]
+    #[error("the peer is `{found}`, not `{expected}`")]
     WrongIdentity {
         /// The identity of the peer.
         found: SpiffeId,

@@ -53,7 +53,7 @@ impl FromStr for ClientRanges {
             ranges.insert(range);
         }
         match ranges.len() > Self::RANGES_MAX {
-            true => Err(format!("has more than {} ranges: join some of them", Self::RANGES_MAX)),
+            true => Err(format!("has more than {} ranges: merge some of them", Self::RANGES_MAX)),
             false => Ok(Self::Some(ranges)),
         }
     }

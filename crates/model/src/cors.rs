@@ -85,7 +85,7 @@ impl OriginPattern {
         let number = port.parse::<u16>().ok().filter(|number| *number > 0);
         let number = number.filter(|number| number.to_string() == port).ok_or_else(invalid)?;
         if DEFAULT_PORTS.contains(&(scheme, number)) {
-            return Err(refused(format!("no browser says that port: write `{scheme}://{host}`")));
+            return Err(refused(format!("browsers omit this port: write `{scheme}://{host}`")));
         }
         Ok(Self(text.to_owned()))
     }
@@ -136,7 +136,7 @@ impl fmt::Display for OriginPattern {
 
 /// A text that is not a valid origin pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no origin: {remedy}")]
+#[error("`{text}` is not an origin: {remedy}")]
 pub struct InvalidOrigin {
     /// The text, truncated to 253 characters.
     pub text: String,
@@ -249,8 +249,8 @@ mod tests {
         for (bad, remedy) in [
             ("https://*example.com", "write `https://*.example.com`"),
             ("https://*example.com:8443", "write `https://*.example.com:8443`"),
-            ("https://a:443", "no browser says that port: write `https://a`"),
-            ("http://*.a:80", "no browser says that port: write `http://*.a`"),
+            ("https://a:443", "browsers omit this port: write `https://a`"),
+            ("http://*.a:80", "browsers omit this port: write `http://*.a`"),
             ("https://A", USUAL),
         ] {
             assert_eq!(OriginPattern::new(bad).unwrap_err().remedy, remedy, "{bad}");

@@ -232,17 +232,17 @@ impl fmt::Display for Idle {
             IdleCause::OwnPolicies(policy) => {
                 let forward = verb("forwards", "forward");
                 write!(f, "{routes_shown} {forward} all requests to {others}, and each of ")?;
-                write!(f, "these has a policy of its own, such as {policy}")
+                write!(f, "these has its own policy, such as {policy}")
             }
             IdleCause::OtherWorkloads => {
                 let forward = verb("forwards", "forward");
                 write!(f, "{routes_shown} {forward} all requests to {others}, and no workload ")?;
-                write!(f, "of {} gets any", self.service)
+                write!(f, "of {} receives any", self.service)
             }
             IdleCause::OtherEndpoints => {
                 let forward = verb("forwards", "forward");
-                write!(f, "{routes_shown} {forward} all requests to {others}, and rules about ")?;
-                write!(f, "tags choose among the endpoints of {} only", self.service)
+                write!(f, "{routes_shown} {forward} all requests to {others}, and tag ")?;
+                write!(f, "rules select from the endpoints of {} only", self.service)
             }
             IdleCause::OwnRetries => {
                 let have = verb("has", "have");
@@ -252,7 +252,7 @@ impl fmt::Display for Idle {
             IdleCause::NoRequests(port, _) => {
                 write!(
                     f,
-                    "port {port} of {} carries TCP, in which no request is seen",
+                    "port {port} of {} carries TCP, in which requests are not visible",
                     self.service
                 )
             }
@@ -264,7 +264,7 @@ impl fmt::Display for Idle {
 #[must_use]
 pub fn no_requests(services: &[ServiceName]) -> String {
     let services: Vec<String> = services.iter().map(ToString::to_string).collect();
-    format!("the ports of {} carry TCP, in which no request is seen", services.join(", "))
+    format!("the ports of {} carry TCP, in which requests are not visible", services.join(", "))
 }
 
 /// The objects around a policy.

@@ -117,7 +117,7 @@ pub enum BadSubject {
     Domain(TrustDomain),
     /// The name of an account of another namespace.
     #[error(
-        "is the name of an account of another namespace: here it ends in `.{own}.{trust_domain}`"
+        "is the name of an account of another namespace: names in this namespace end in `.{own}.{trust_domain}`"
     )]
     Namespace {
         /// The namespace of the policy.

@@ -27,10 +27,10 @@ pub enum InvalidTemplate {
     #[error("a template has no control characters: each entry is one line")]
     Control,
     /// A brace is unbalanced.
-    #[error("braces come in pairs around a name; write `{{{{` and `}}}}` for one of your own")]
+    #[error("unbalanced braces: write `{{{{` and `}}}}` for literal braces")]
     Brace,
     /// A name in braces is not a known field.
-    #[error("`{0}` is no field of the access log")]
+    #[error("`{0}` is not a field of the access log")]
     Unknown(String),
     /// It contains no field.
     #[error("a template names at least one field, such as `{{path}}`")]

@@ -145,7 +145,7 @@ reasons! {
         "Check the client's log; the limit is `--handshake-timeout`.";
     /// The peer's certificate is not signed by a root that this mesh trusts.
     UntrustedPeer "E1009" "untrusted-peer" 0 Downstream Never
-        "Let the client join this mesh: another authority signed it.";
+        "Join the client to this mesh: another authority signed its certificate.";
     /// The peer's certificate has expired or is not valid yet.
     ExpiredPeer "E1010" "expired-peer" 0 Downstream Never
         "Find out why the client's sidecar could not renew its certificate; compare the clocks.";
@@ -228,8 +228,8 @@ reasons! {
         "To restore the membership, remove it from `spec.revoked` of the MeshConfig or run `leno revoke --undo`.";
     /// No instance has the tags that a tag rule requires for the request.
     NoTaggedEndpoint "E3012" "no-tagged-endpoint" 503 Ours Never
-        "Start a workload with these labels, or say in the TagRoute what takes such requests \
-         `otherwise`; `leno explain request` shows rule and instances.";
+        "Start a workload with these labels, or set a fallback in `otherwise` of the TagRoute; `leno explain request` shows \
+         the rule and the instances.";
     /// The circuit breaker of the service is open after too many failures.
     CircuitOpen "E3013" "circuit-open" 503 Ours Never
         "Repair the service; the circuit closes automatically. The CircuitBreaker has the conditions under which it opens.";
@@ -242,8 +242,7 @@ reasons! {
          the port, or detach the policy from it.";
     /// The request exceeded a rate limit.
     RateLimited "E3016" "rate-limited" 429 Ours Never
-        "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \
-         when there is room again.";
+        "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` shows when to retry.";
     /// The application's concurrency limit is reached.
     Overloaded "E3017" "overloaded" 503 Ours Never
         "Start more instances, or raise `concurrency` of the RateLimit that `leno explain request` names.";
@@ -259,11 +258,11 @@ reasons! {
         "No action is necessary: the client repeats the request on a separate connection for that host name.";
     /// The request has no JSON web token although one is required.
     TokenMissing "E1014" "token-missing" 401 Downstream Never
-        "Configure the client to send a token of an issuer of the JwtValidation, in a place that the JwtValidation lists.";
+        "Configure the client to send a token of an issuer of the JwtValidation, in a location that the JwtValidation lists.";
     /// The request's JSON web token is invalid.
     TokenInvalid "E1015" "token-invalid" 401 Downstream Never
-        "Read `www-authenticate` of the answer, which says why; then see issuer, audience, keys and \
-         clocks of the JwtValidation that the access log names.";
+        "The header `www-authenticate` of the response has the cause; check issuer, audience, keys and clocks of the \
+         JwtValidation that the access log names.";
     /// The request's body exceeds the limit of the external authorization service.
     BodyTooLarge "E1016" "body-too-large" 413 Downstream Never
         "Send a smaller body, or raise `body.maxBytes`, or set `body.allowPartial`, in the \
@@ -285,8 +284,8 @@ reasons! {
          `onFailure: allow` allows requests meanwhile.";
     /// The port now carries TCP; the connection was read as HTTP before that was known.
     ProtocolChanged "E3023" "protocol-changed" 0 Ours Never
-        "Connect again: the next connection is carried as TCP. If this goes on, compare the protocol that the Service declares with \
-         what its clients speak.";
+        "Connect again: the next connection is carried as TCP. If this continues, compare the protocol that the Service \
+         declares with the protocol of its clients.";
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl RetryPolicy {
 /// The reason that the first of two objects takes precedence, as the end of a sentence about it.
 #[must_use]
 pub fn first_because(first: i64, other: i64) -> &'static str {
-    if first < other { "is older" } else { "comes first by name" }
+    if first < other { "is older" } else { "is first in alphabetical order" }
 }
 
 /// The oldest object takes precedence, then the first by name; those of another namespace apply to other

@@ -29,14 +29,14 @@ pub enum InvalidEndpoint {
     User,
     /// Its host is an internationalized name that is not encoded for the DNS.
     #[error(
-        "a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`"
+        "a host with non-ASCII characters is written in Punycode, such as `xn--mller-kva.example`"
     )]
     International,
     /// No port, or an invalid one.
     #[error("an endpoint needs a port from 1 to 65535, such as `:4318`")]
     Port,
     /// An unexpected or invalid path.
-    #[error("a path is of visible characters without `?` and `#`, and gRPC has none")]
+    #[error("a path has only visible characters without `?` and `#`, and gRPC has no path")]
     Path,
 }
 

@@ -61,8 +61,8 @@ impl PlaintextClient {
                  the sidecar"
             }
             Self::Other => {
-                "start these clients with a sidecar, open the port to them with an IngressBackend, or accept plaintext while they \
-                 move (in a cluster: annotation leno.dev/plaintext: accept)"
+                "start these clients with a sidecar, open the port to them with an IngressBackend, or accept plaintext \
+                 during the migration (in a cluster: annotation leno.dev/plaintext: accept)"
             }
         }
     }

@@ -47,13 +47,15 @@ impl FromStr for Upgrades {
                 && parts.all(|part| !part.is_empty() && part.bytes().all(token));
             if !fits || names.len() >= NAMES_MAX {
                 return Err(format!(
-                    "`{name}` is no list of at most {NAMES_MAX} protocols: use for example \
+                    "`{name}` is not a list of at most {NAMES_MAX} protocols: use for example \
                      websocket,tcp, or `{ANY}`"
                 ));
             }
             let name = name.to_ascii_lowercase();
             if HTTP2.contains(&&*name) {
-                return Err(format!("`{name}` cannot be listed: requests in it would pass unseen"));
+                return Err(format!(
+                    "`{name}` cannot be listed: sidecars could not inspect its requests"
+                ));
             }
             names.push(name);
         }

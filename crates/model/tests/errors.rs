@@ -87,12 +87,12 @@ from this closed list. The same word is the label `reason` of the metrics, the f
 leno-reason: denied-outbound;side=ours;workload=\"bookinfo/client-1\"
 ```
 
-`workload` names the workload of the sidecar that answered. Both sidecars count the reason and log it; the other one
+`workload` names the workload of the sidecar that responded. Both sidecars count the reason and log it; the other one
 accepts it only from the verified sidecar that it has a [link](link.md) to, and only for counts.
 
 An application can send a header of this name as well. Sidecars [pass it on](forwarding.md) like any other header, and it counts for nothing: no
-metric, no access log and no policy reads it. So the header alone does not prove that a sidecar answered. The label `reason` of the metrics, the field
-`response_code_details` of the access log and the traces do: they have a reason only where a sidecar answered or ended the exchange. A
+metric, no access log and no policy reads it. So the header alone does not prove that a sidecar responded. The label `reason` of the metrics, the field
+`response_code_details` of the access log and the traces do: they have a reason only if a sidecar responded or ended the exchange. A
 response without this header comes from an application, or through a gateway: gateways remove the header of the responses that they pass on.
 
 `leno explain` with the word or the code of a reason prints a row of the table on any

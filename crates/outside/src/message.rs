@@ -22,7 +22,7 @@ pub fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
         return wrong("it has no message");
     };
     if flag != 0 {
-        return wrong("it is compressed, which was not asked for");
+        return wrong("it is compressed, which was not requested");
     }
     let message = answer.split_off(FRAME_BYTES);
     match usize::try_from(u32::from_be_bytes([a, b, c, d])) {

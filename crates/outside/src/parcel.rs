@@ -49,10 +49,10 @@ pub enum Failed {
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),
     /// The collector did not respond in time.
-    #[error("the collector did not answer in time")]
+    #[error("the collector did not respond in time")]
     Late,
     /// The collector cannot be verified, or does not support TLS.
-    #[error("no TLS with the collector: {0}")]
+    #[error("TLS with the collector failed: {0}")]
     Tls(#[from] NoSession),
     /// The collector uses another protocol than configured.
     #[error("the collector does not speak the protocol of `export` in the MeshConfig: {0}")]
@@ -61,10 +61,10 @@ pub enum Failed {
     #[error("the connection to the collector broke: {0}")]
     Broken(String),
     /// The collector responded with this HTTP status, and optionally a retry delay.
-    #[error("the collector answered with status {0}: {1}")]
+    #[error("the collector responded with status {0}: {1}")]
     Status(u16, String, Option<Duration>),
     /// The collector responded with this gRPC status, and optionally a retry delay.
-    #[error("the collector answered with status {0} of gRPC: {1}")]
+    #[error("the collector responded with status {0} of gRPC: {1}")]
     Grpc(String, String, Option<Duration>),
 }
 
@@ -211,7 +211,7 @@ where
                 let why = field("grpc-message").unwrap_or_default();
                 Err(Failed::Grpc(status.to_owned(), why, after))
             }
-            None => Err(Failed::Protocol("its answer has no grpc-status".to_owned())),
+            None => Err(Failed::Protocol("its response has no grpc-status".to_owned())),
         }
     };
     tokio::pin!(connection, exchange);

@@ -83,7 +83,7 @@ pub enum NoSession {
     #[error("{0}")]
     Tls(String),
     /// The trust roots cannot be read.
-    #[error("the roots for that cannot be read: {0}")]
+    #[error("cannot read the CA certificates: {0}")]
     Roots(String),
 }
 

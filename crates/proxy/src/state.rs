@@ -381,7 +381,11 @@ mod tests {
         assert!(state.is_damaged(true));
         state.restore(Some(b"world"));
         state.keep_world(b"world");
-        assert!(state.problem().unwrap().contains("others may write"), "{:?}", state.problem());
+        assert!(
+            state.problem().unwrap().contains("other users can write"),
+            "{:?}",
+            state.problem()
+        );
         assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
         state.restore(Some(b"world"));

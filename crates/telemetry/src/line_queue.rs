@@ -181,7 +181,7 @@ fn write_all(shared: &Shared, mut output: impl Write) {
         // The note precedes the next lines that can be written.
         let dropped = if lost > 0 { 0 } else { std::mem::take(&mut state.dropped) };
         if dropped > 0 && !state.is_closed {
-            let note = format!("({dropped} lines were dropped: the output took no more)\n");
+            let note = format!("({dropped} lines were dropped: the output was blocked)\n");
             state.waiting.extend_from_slice(note.as_bytes());
         }
         if state.is_closed {
@@ -291,7 +291,7 @@ mod tests {
         queue.flush(Duration::ZERO);
         let mut lines = BufReader::new(reader).lines();
         let note = lines.find(|line| line.as_ref().unwrap().starts_with('(')).unwrap().unwrap();
-        assert!(note.ends_with("lines were dropped: the output took no more)"), "{note}");
+        assert!(note.ends_with("lines were dropped: the output was blocked)"), "{note}");
     }
 
     /// An output that accepts a few bytes, then fails temporarily, then accepts all.

@@ -69,10 +69,7 @@ fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
         let server = Server::start().await;
         let _controllers = company(&server).await;
         for (lacking, expected) in [
-            (
-                "privateKey",
-                "`tls.key` holds no P-256 private key: have the authority issued with one",
-            ),
+            ("privateKey", "`tls.key` contains no P-256 private key: issue the authority with one"),
             (
                 "isCA",
                 "`tls.crt` must begin with a CA certificate for `tls.key`, followed by at most two",

@@ -191,17 +191,19 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
 fn an_application_that_never_listens_is_a_finding_without_a_request() {
     let port = free_port();
     let mesh = Mesh::up(&manifest("[sleep, \"600\"]", port, free_port(), "permissive"));
-    let silent = format!("port {port} of the application is not served: nothing listens there");
+    let silent =
+        format!("port {port} of the application is not served: no process listens on the port");
     eventually("status names the port", Duration::from_secs(40), || {
         let (code, text) = said(&mesh, &["status"]);
         (code == Some(1) && text.contains(&silent)).then_some(())
     });
     let (code, text) = said(&mesh, &["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
-    let silent = format!("bookinfo/ratings-1: port {port} is not served: nothing listens there");
+    let silent =
+        format!("bookinfo/ratings-1: port {port} is not served: no process listens on the port");
     assert!(code == Some(1) && text.contains(&format!("✗ application  {silent}")), "{text}");
     assert!(text.contains("✓ connectivity bookinfo/ratings: reached 1 of 1 endpoint"), "{text}");
     let (code, text) = said(&mesh, &["get", "workloads"]);
-    assert!(code == Some(0) && text.contains("nothing listens there"), "{text}");
+    assert!(code == Some(0) && text.contains("no process listens on the port"), "{text}");
 }
 
 #[test]
@@ -283,9 +285,8 @@ fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let _second = Proxy::launch("bookinfo/client-1", &used, &state.path().join("two"), &[]);
     eventually("status names the join", Duration::from_secs(30), || {
         let (code, text) = said(&["status"]);
-        (code == Some(1)
-            && text.contains("bookinfo/client-1: a sidecar that wants to join is rejected"))
-        .then_some(())
+        (code == Some(1) && text.contains("bookinfo/client-1: a joining sidecar is rejected"))
+            .then_some(())
     });
     let (code, text) = said(&["diagnose", "bookinfo/client-1"]);
     assert!(code == Some(1) && text.contains("token"), "{text}");

@@ -172,7 +172,8 @@ fn a_policy_without_keys_is_a_finding_until_they_are_there() {
         let done = mesh.leno(&["status"]);
         (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
     };
-    let what = "✗ JwtValidation shop/tokens: every request fails until keys are there; no keys of https://issuer.example";
+    let what =
+        "✗ JwtValidation shop/tokens: every request fails: no keys for https://issuer.example";
     leno_tests::eventually("status names the policy", patience, || {
         let (code, said) = status();
         (code == Some(1) && said.contains(what)).then_some(())

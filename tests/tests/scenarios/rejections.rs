@@ -450,8 +450,8 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
     );
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
     let views: [(&[&str], &str); 3] = [
-        (&["status"], "no service with unknown-service"),
-        (&["diagnose", "shop/web-1"], "no service with unknown-service"),
+        (&["status"], "not services with unknown-service"),
+        (&["diagnose", "shop/web-1"], "not services with unknown-service"),
         (&["top", "--once"], "(no service)  unknown-service"),
     ];
     for (command, expected) in views {

@@ -284,7 +284,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     eventually("status names the rejected one", Duration::from_secs(60), || {
         let output = leno().args(["status", "--data"]).arg(&data).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let named = text.contains("bookinfo/client-1: a sidecar that wants to join is rejected");
+        let named = text.contains("bookinfo/client-1: a joining sidecar is rejected");
         (named && text.contains("stop the one that `leno up` does not run")).then_some(())
     });
     other.stop(Duration::from_secs(60));
@@ -519,12 +519,17 @@ fn a_directory_that_another_user_made_in_its_place_is_not_used() {
         // Without permission to change its owner, the directory is one that another user may modify.
         false => {
             std::fs::set_permissions(&other, Permissions::from_mode(0o777)).unwrap();
-            (format!("others may write to the directory {}", data.display()), "or use another one")
+            (
+                format!("other users can write to the directory {}", data.display()),
+                "or use another directory",
+            )
         }
     };
     // Atomic: no process of the mesh can recreate it in between.
     renameat_with(CWD, &data, CWD, &other, RenameFlags::EXCHANGE).unwrap();
-    for what in ["the admin socket cannot be made again", "the authority cannot be written again"] {
+    for what in
+        ["cannot recreate the admin socket", "the files of the authority cannot be rewritten"]
+    {
         let line = mesh.wait_for_line(what, Duration::from_secs(60));
         assert!(line.contains(&problem) && line.contains(hint), "{line}");
     }

@@ -178,7 +178,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
     let roots = issuer.path("roots.pem");
     let mesh = Mesh::up_with(&manifests((stock.port(), door), &jwks), &["--key-roots", &roots]);
     let good = issuer.token("one", &claims(&["readers", "writers"]));
-    let early = turns(door, &good, 401, "the keys of the token's issuer are not there yet");
+    let early = turns(door, &good, 401, "the keys of the token's issuer are not available yet");
     assert_eq!(early.reason(), Some("token-invalid"));
     eventually("the operator is warned", Duration::from_secs(60), || {
         unread(&mesh).contains("no token of this issuer is accepted").then_some(())
@@ -220,7 +220,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
     // An unavailable issuer does not affect requests.
     serving.stop(PATIENCE);
     eventually("the rule says what is wrong", PATIENCE, || {
-        unread(&mesh).contains("the keys from before stay in force").then_some(())
+        unread(&mesh).contains("the previous keys remain in force").then_some(())
     });
     assert_eq!(ask(door, &next).expect("the door answers").status, 200);
 }
@@ -231,7 +231,7 @@ fn keys_in_a_file_beside_the_rule_are_watched() {
     issuer.make_key("one");
     let mesh = Mesh::up(&manifests((stock.port(), door), "{file: keys.jwks}"));
     let good = issuer.token("one", &claims(&["writers"]));
-    turns(door, &good, 401, "the keys of the token's issuer are not there yet");
+    turns(door, &good, 401, "the keys of the token's issuer are not available yet");
     mesh.write("keys.jwks", &issuer.set(&["one"]));
     turns(door, &good, 200, "");
     assert_eq!(unread(&mesh), "");

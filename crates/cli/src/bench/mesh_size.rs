@@ -247,7 +247,7 @@ impl Stage<'_, '_> {
         let until = Instant::now() + START_PATIENCE;
         while mesh.ask("/status").await.is_err() {
             if Instant::now() > until {
-                bail!("the control plane does not answer");
+                bail!("the control plane does not respond");
             }
             sleep(LOOK_EVERY).await;
         }

@@ -384,7 +384,7 @@ pub(super) async fn ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
     let Some(cluster) = cluster else { return std::future::pending().await };
     match cluster.tasks.join_next().await {
         Some(Ok(name)) => {
-            anyhow::anyhow!("{name} ended unexpectedly; its last words are in the log")
+            anyhow::anyhow!("{name} ended unexpectedly; see the log")
         }
         Some(Err(error)) => anyhow::Error::from(error).context("a task of the control plane"),
         None => std::future::pending().await,

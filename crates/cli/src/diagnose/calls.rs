@@ -256,8 +256,8 @@ mod tests {
         let begins = [
             "t/h: the mesh rejects 60.00 % of the requests with denied-by-policy",
             "t/h: the mesh rejects 30.00 % of the requests with rate-limited",
-            "t/c-1: the mesh rejects 50.00 % of its requests to destinations that are no service with egress-denied",
-            "t/c-1: the mesh rejects 40.00 % of its requests to destinations that are no service with unknown-service",
+            "t/c-1: the mesh rejects 50.00 % of its requests to destinations that are not services with egress-denied",
+            "t/c-1: the mesh rejects 40.00 % of its requests to destinations that are not services with unknown-service",
         ];
         assert_eq!(steps.len(), begins.len(), "{steps:?}");
         for (step, begin) in steps.iter().zip(begins) {

@@ -19,7 +19,7 @@ pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let answer = runtime.block_on(Mesh::at(data).ask(&format!("/change?id={id}")))?;
     let Some(change) = serde_json::from_value::<Option<ChangeReport>>(answer)
-        .context("the answer is not understood: is the mesh of another version of leno?")?
+        .context("the response cannot be parsed: the mesh may run another version of leno")?
     else {
         bail!(
             "the control plane has no change {id}: it keeps only recent changes, and each control \

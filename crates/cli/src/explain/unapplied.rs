@@ -81,7 +81,7 @@ pub(super) fn unforwarded(objects: &[Object], decision: &Decision, port: u16) ->
 
 /// Returns why per-request policies do not apply to a TCP port.
 fn no_requests((service, port): (&ServiceName, u16)) -> String {
-    format!("port {port} of {service} carries TCP, in which no request is seen")
+    format!("port {port} of {service} carries TCP, in which requests are not visible")
 }
 
 fn service_policies(objects: &[Object]) -> Vec<&ServicePolicy> {

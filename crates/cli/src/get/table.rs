@@ -37,7 +37,9 @@ pub(super) fn status(status: &Status) -> String {
             "certificates",
             match status.outdated {
                 1 => "1 sidecar has yet to renew for the authority".to_owned(),
-                several => format!("{several} sidecars have yet to renew for the authority"),
+                several => {
+                    format!("{several} sidecars must still renew certificates after the CA change")
+                }
             },
         ),
         ("rejected", counted(status.rejected, "document")),

@@ -613,7 +613,7 @@ fn nobody_with_the_tags_is_a_refusal() {
             tag set   100 %: no endpoint: 503 no-tagged-endpoint
                       shop/orders-1 is excluded: it has version=1
                       shop/orders-2 is excluded: it has version=2
-            verdict   503 no-tagged-endpoint: No instance has the tags that a tag rule requires for the request. Start a workload with these labels, or say in the TagRoute what takes such requests `otherwise`; `leno explain request` shows rule and instances.
+            verdict   503 no-tagged-endpoint: No instance has the tags that a tag rule requires for the request. Start a workload with these labels, or set a fallback in `otherwise` of the TagRoute; `leno explain request` shows the rule and the instances.
         "#]],
     );
 }
@@ -833,10 +833,10 @@ fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
     expect![[r#"
                   opaque: requests are not parsed, and only TCP rules apply
                   CircuitBreaker shop/breaker: limits concurrency to 3 TCP connections
-        no effect FaultInjection shop/faults: port 9000 of shop/bytes carries TCP, in which no request is seen
-        no effect LoadBalancing shop/balancing: port 9000 of shop/bytes carries TCP, in which no request is seen
-        no effect Hedging shop/hedging: port 9000 of shop/bytes carries TCP, in which no request is seen
-        no effect Retry shop/retry: port 9000 of shop/bytes carries TCP, in which no request is seen
+        no effect FaultInjection shop/faults: port 9000 of shop/bytes carries TCP, in which requests are not visible
+        no effect LoadBalancing shop/balancing: port 9000 of shop/bytes carries TCP, in which requests are not visible
+        no effect Hedging shop/hedging: port 9000 of shop/bytes carries TCP, in which requests are not visible
+        no effect Retry shop/retry: port 9000 of shop/bytes carries TCP, in which requests are not visible
                   shop/bytes-1 (account shop/bytes): 403 denied-by-policy (the RateLimit shop/limit denies it)"#]].assert_eq(&policies_of(&place, "http://bytes:9000/"));
 }
 

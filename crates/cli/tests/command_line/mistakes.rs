@@ -120,7 +120,7 @@ fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
         assert_eq!(done.code, Some(1), "{command}: {done:?}");
         assert!(done.err.contains("mesh/config.yaml:4:21: MeshConfig mesh: "), "{done:?}");
         let last = done.err.lines().last().unwrap_or_default();
-        assert!(last.starts_with("error: the MeshConfig may be among"), "{done:?}");
+        assert!(last.starts_with("error: a rejected document may be the MeshConfig"), "{done:?}");
     }
 }
 

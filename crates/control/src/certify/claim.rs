@@ -89,18 +89,18 @@ pub(crate) fn vouch(
 /// The reason why a proxy may not act for a workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
-    #[error("the certificate is that of workload `{held}` and not of {claimed}")]
+    #[error("the certificate was issued to workload `{held}`, not {claimed}")]
     OtherWorkload { claimed: WorkloadName, held: String },
     #[error("there is no Workload {0}: create it, or use the name of one that exists")]
     UnknownWorkload(WorkloadName),
     #[error(
-        "workload {workload} runs as {expected} and the certificate is for {held}: join again \
+        "workload {workload} runs as {expected}, but the certificate was issued to {held}: join again \
          with a new token"
     )]
     OtherIdentity { workload: WorkloadName, held: Box<SpiffeId>, expected: Box<SpiffeId> },
     #[error(
-        "workload {workload} has been replaced: it is `{current}` now, and the certificate is of \
-         instance `{held}`; the new pod joins by itself, a proxy outside Kubernetes with a new token"
+        "workload {workload} was replaced: its instance is now `{current}`, but the certificate was issued to `{held}`; a \
+         new pod joins automatically, a proxy outside Kubernetes needs a new token"
     )]
     OtherInstance { workload: WorkloadName, held: String, current: Instance },
 }

@@ -42,8 +42,7 @@ pub(crate) enum NoReview {
     Refused(String),
     /// Too many other tokens of its source were rejected.
     #[error(
-        "too many tokens from {0} were rejected in the last seconds, and none from there is reviewed: \
-         try again in a second"
+        "too many tokens from {0} were rejected in the last seconds, and reviews for this address are suspended: retry in a second"
     )]
     Barred(IpAddr),
     /// Too many joins are queued.
@@ -104,7 +103,7 @@ impl Reviews {
                 }
                 Err(error) => {
                     self.sources.remove(&error.id());
-                    tracing::error!(%error, "a review was not finished");
+                    tracing::error!(%error, "a token review did not complete");
                     None
                 }
             };
@@ -169,7 +168,7 @@ fn may_begin(
 
 async fn review(reviewer: &dyn Reviewer, token: &str) -> Result<Holder, ReviewError> {
     let reviewed = timeout(REVIEW_WAIT, reviewer.review(token)).await;
-    let late = || ReviewError::Unavailable("there was no answer in time".to_owned());
+    let late = || ReviewError::Unavailable("no response in time".to_owned());
     reviewed.unwrap_or_else(|_| Err(late()))
 }
 

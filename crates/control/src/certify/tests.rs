@@ -107,7 +107,7 @@ async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it
     assert_eq!(office.renewed(&details, first.clone()).await.unwrap(), first);
     for former in [None, unbound] {
         let error = office.renewed(&details, former).await.unwrap_err().reason;
-        assert!(error.contains("bookinfo/details-1 has been replaced"), "{error}");
+        assert!(error.contains("bookinfo/details-1 was replaced"), "{error}");
     }
     let second = office.joined("details-1").await;
     assert!(second > first);

@@ -162,21 +162,21 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
         let (namespace, name) = (policy.name.namespace.clone(), backend.service.clone());
         let service = ServiceName { namespace, name };
         if let Some(first) = mesh.opened_before(policy, backend) {
-            problems.push(format!("{first} opens port {} of {service}", backend.port));
+            problems.push(format!("{first} already opens port {} of {service}", backend.port));
         }
         if mesh.service(&service).is_none() {
-            problems.push(format!("there is no Service {service}"));
+            problems.push(format!("Service {service} does not exist"));
         }
         let behind: Vec<&Workload> = mesh.behind(&service).collect();
         let mut ports = behind.iter().flat_map(|it| super::plan::ports(mesh, it));
         if !behind.is_empty() && !ports.any(|it| it.port == backend.port) {
-            problems.push(format!("no workload behind {service} has the port {}", backend.port));
+            problems.push(format!("no workload of {service} has port {}", backend.port));
         }
         let mut first = behind.iter().filter_map(|it| contradicted(mesh, it, (policy, backend)));
         if let Some(first) = first.next() {
             let port = backend.port;
             problems.push(format!(
-                "{first} opens port {port} of workloads behind {service} in another way"
+                "{first} already opens port {port} of the workloads of {service} with different settings"
             ));
         }
     }
@@ -186,7 +186,10 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
                 problems.push(format!("endpoints not found for service {service}"));
             }
             IngressSource::Principal(id) if id.trust_domain != mesh.config().trust_domain => {
-                problems.push(format!("{} is of the trust domain {}", id.account, id.trust_domain));
+                problems.push(format!(
+                    "{} is an account of another trust domain, {}",
+                    id.account, id.trust_domain
+                ));
             }
             IngressSource::Named(name) => problems.extend(nobody(mesh, name)),
             IngressSource::Service(_) | IngressSource::Range(_) | IngressSource::Principal(_) => {}
@@ -201,7 +204,7 @@ fn nobody(mesh: &Mesh, name: &Name) -> Option<String> {
     let is_guest = mesh.access_certs().any(|it| it.subjects.contains(name));
     let is_account = IngressSource::Named(name.clone()).account(own).is_some();
     (!is_account && !is_guest)
-        .then(|| format!("{name} is no account of {own}, and no AccessCert is for it"))
+        .then(|| format!("{name} is not an account of {own}, and no AccessCert lists it"))
 }
 
 /// Returns missing groups, as sentences for the author of the object that names them.

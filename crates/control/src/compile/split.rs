@@ -52,7 +52,7 @@ pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let first = first.filter(|first| first.name != split.name);
     let other = first.map(|first| {
         let why = first_because(first.created, split.created);
-        format!("TrafficSplit {} is for the same service, and {why}", first.name)
+        format!("TrafficSplit {} has the same root service and {why}", first.name)
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
     let at = |port: u16| {
@@ -77,7 +77,7 @@ pub(crate) fn tcp_rival(
     let mut routes = mesh.gateway_tcp_routes().of_port(service, port, Some(&name.namespace));
     let first = &routes.next()?.rule.route;
     let other = (first != name).then_some(first)?;
-    Some(format!("TCPRoute {other} is attached to port {port} too, and comes first"))
+    Some(format!("TCPRoute {other} is also attached to port {port} and takes precedence"))
 }
 
 /// Returns the rule of the first TCP route attached to a port.

@@ -25,11 +25,8 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     findings.extend(shortened(closed.collect(), "leno get workloads"));
     let dns = all("dns-closed").map(|(workload, it)| {
         Finding::problem(
-            format!(
-                "{}: DNS queries are not answered at {}: {}",
-                workload.name, it.subject, it.reason
-            ),
-            "stop the process that holds the port; the sidecar tries again every second",
+            format!("{}: the DNS listener {} is closed: {}", workload.name, it.subject, it.reason),
+            "stop the process that uses the port; the sidecar retries every second",
         )
     });
     findings.extend(shortened(dns.collect(), "leno get workloads -o json"));
@@ -42,7 +39,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let circuits = all("circuit-open").map(|(workload, it)| {
         Finding::problem(
             format!("{}: the circuit to {} is open: {}", workload.name, it.subject, it.reason),
-            "leno get circuits shows all; repair the service, and the circuit closes by itself",
+            "leno get circuits shows all; repair the service, and the circuit closes automatically",
         )
     });
     findings.extend(shortened(circuits.collect(), "leno get circuits"));
@@ -66,12 +63,13 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
 /// Reports log lines that were dropped because a program's output blocked.
 fn dropped_lines(facts: &Facts) -> Vec<Finding> {
     let finding = |what: String| {
-        let remedy = "free the disk of the log, or repair its reader: traffic does not wait for it";
+        let remedy =
+            "free space on the disk of the log, or repair its reader; traffic is not affected";
         Finding::notice(what, remedy)
     };
     let own = facts.directory.iter().map(|it| it.log_lines_dropped).filter(|lines| *lines > 0);
     let own = own.map(|lines| {
-        finding(format!("the control plane drops log lines that its output did not take: {lines}"))
+        finding(format!("the control plane drops log lines because its output is blocked: {lines}"))
     });
     let sidecars = facts.workloads.iter().flat_map(|workload| {
         let dropped = workload.conditions.iter().filter(|it| it.kind == "log-lines-dropped");
@@ -84,8 +82,8 @@ fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Fi
     let ConditionStatus { subject, reason, .. } = condition;
     Finding::problem(
         format!("{}: the listener {subject} is closed: {reason}", workload.name),
-        "stop the process that holds the address (ss -ltnp shows it), or give the listener another one; it opens \
-         within seconds then",
+        "stop the process that uses the address (ss -ltnp shows it), or configure another address; the listener then opens \
+         within seconds",
     )
 }
 
@@ -106,7 +104,7 @@ fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Ve
     } else if application.state == "restarting" {
         findings.push(Finding::notice(
             format!(
-                "{name}: the application has exited and is started again{}",
+                "{name}: the application has exited and is restarted{}",
                 exit.map_or_else(String::new, |it| format!(" (last exit: {it})"))
             ),
             "its output is in the log of `leno up`",
@@ -128,7 +126,7 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
     let is_meant = known.is_some_and(|known| known.has_sidecar() || known.revoked);
     let weight = if *exists && !is_meant { Weight::Problem } else { Weight::Notice };
     let what = format!(
-        "{workload}: a sidecar that wants to join is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
+        "{workload}: a joining sidecar is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
     );
     let remedy = match known.filter(|_| *exists) {
         Some(known) => rejected_sidecar(&facts.status, known),
@@ -191,7 +189,7 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
 }
 
 /// The cause for rejected clients that have a sidecar.
-const PAST_THE_MESH: &str = "connect past the mesh although they have a sidecar";
+const PAST_THE_MESH: &str = "bypass the mesh although they have a sidecar";
 
 /// Reports state that cannot be written.
 fn state(facts: &Facts) -> Vec<Finding> {
@@ -206,7 +204,7 @@ fn state(facts: &Facts) -> Vec<Finding> {
     let authority = authority.map(|problem| {
         Finding::problem(
             format!("the files of the authority cannot be used: {problem}"),
-            "restore them: the control plane signs with the authority of before until it ends, and does not start again without \
+            "restore them: the control plane uses the previous authority until it stops, and cannot start again without \
              these files",
         )
     });
@@ -242,7 +240,7 @@ fn unknown(facts: &Facts) -> Vec<Finding> {
             let what = format!("{}: {kind} {subject}: {reason}", workload.name);
             Finding::problem(
                 what,
-                "its sidecar is of another release: see the documentation of that",
+                "its sidecar runs another release: see the documentation of that release",
             )
         })
     });
@@ -282,7 +280,12 @@ mod tests {
         };
         for (key, value, expected, weight) in [
             ("conditions", condition("listener-closed"), "somewhere is closed", Weight::Problem),
-            ("conditions", condition("dns-closed"), "not answered at somewhere", Weight::Problem),
+            (
+                "conditions",
+                condition("dns-closed"),
+                "the DNS listener somewhere is closed",
+                Weight::Problem,
+            ),
             ("conditions", condition("circuit-open"), "to somewhere is open", Weight::Problem),
             ("conditions", condition("state-unwritable"), "in somewhere: some", Weight::Problem),
             ("conditions", condition("table-full"), "somewhere is full", Weight::Notice),
@@ -335,11 +338,11 @@ mod tests {
             findings(&facts).pop().unwrap().remedy
         };
         let found = remedy("10.0.0.1", json!({}), "10.0.0.1");
-        assert!(found.starts_with("10.0.0.1 connect past the mesh"), "{found}");
+        assert!(found.starts_with("10.0.0.1 bypass the mesh"), "{found}");
         assert!(!found.contains("start these clients"), "{found}");
         let found = remedy("10.0.0.1", json!({}), "10.0.0.1, 10.0.0.2");
         assert!(
-            found.contains("10.0.0.1 connect") && found.contains("start these clients"),
+            found.contains("10.0.0.1 bypass") && found.contains("start these clients"),
             "{found}"
         );
         for (address, labels) in [
@@ -364,14 +367,14 @@ mod tests {
         let mut facts = healthy();
         facts.workloads = vec![client, serde_json::from_value(server).unwrap()];
         let found = findings(&facts).pop().unwrap().remedy;
-        assert!(found.starts_with("fd00::1 connect past the mesh"), "{found}");
+        assert!(found.starts_with("fd00::1 bypass the mesh"), "{found}");
         assert!(found.ends_with(PlaintextClient::Member.remedy()), "{found}");
     }
 
     #[test]
     fn each_problem_of_a_port_has_its_own_remedy() {
         for (problem, remedy) in [
-            ("nothing listens there", "let the application listen there"),
+            ("no process listens on the port", "make the application listen on this port"),
             ("the readiness check fails", "spec.readiness"),
             ("python3 (process 7) listens there", "stop that"),
         ] {
@@ -425,7 +428,7 @@ mod tests {
         for (number, end, weight) in [
             (0, "/data: full", Weight::Problem),
             (1, "the authority cannot be used: there is no `ca.pem`", Weight::Problem),
-            (2, "did not take: 3", Weight::Notice),
+            (2, "is blocked: 3", Weight::Notice),
         ] {
             assert!(found[number].what.ends_with(end), "{found:?}");
             assert_eq!(found[number].weight, weight);

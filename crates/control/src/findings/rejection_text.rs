@@ -40,7 +40,7 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     if let ("", [client, ..]) = (service.as_str(), clients.as_slice()) {
         let which = match is_of_head(reason) {
             true => "requests without a known service",
-            false => "requests to destinations that are no service",
+            false => "requests to destinations that are not services",
         };
         return format!("{client}: the mesh rejects {share} of its {which} with {reason}{decided}");
     }

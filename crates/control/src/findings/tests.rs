@@ -140,7 +140,7 @@ fn each_fault_is_a_problem_with_what_to_do() {
             ),
             (
                 |f| f.policies = vec![without_keys(true)],
-                "JwtValidation shop/tokens: every request fails until keys are there; no keys of https://a.example (/keys.json is absent)",
+                "JwtValidation shop/tokens: every request fails: no keys for https://a.example (/keys.json is absent)",
                 "JWK set",
             ),
             (
@@ -165,7 +165,7 @@ fn what_passes_or_was_wanted_is_a_notice() {
             (|f| f.rejected = json!({"warnings": [{}, {}]}), "2 warnings", "leno get rejected"),
             (|f| f.traffic.services = vec![service(0.97, 100)], "97.00 %", "application"),
             (|f| f.status.settling = true, "just started", "repeat"),
-            (|f| f.status.outdated = 2, "2 sidecars have yet to renew", "leno root status"),
+            (|f| f.status.outdated = 2, "2 sidecars must still renew", "leno root status"),
             (|f| f.traffic.report_every_ms = None, "unknown", "--report-every"),
         ],
     );

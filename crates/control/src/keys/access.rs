@@ -98,7 +98,7 @@ impl FromStr for PermittedServers {
         let entries: Result<Vec<_>, _> = text.split(',').map(|entry| read(entry.trim())).collect();
         let entries = entries?;
         match entries.len() > ENTRIES_MAX {
-            true => Err(format!("has more than {ENTRIES_MAX} entries: name ranges of addresses")),
+            true => Err(format!("has more than {ENTRIES_MAX} entries: use address ranges")),
             false => Ok(Self { entries }),
         }
     }
@@ -116,7 +116,7 @@ fn read(text: &str) -> Result<PermittedServer, String> {
     match is_host && text.len() <= HOST_BYTES_MAX && text.bytes().all(named) {
         true => Ok(PermittedServer::Host(host)),
         false => Err(format!(
-            "`{text}` is no host and no range: use for example keys.shop.svc,10.0.0.0/8, or `{NONE}`"
+            "`{text}` is neither a host nor an address range: use for example keys.shop.svc,10.0.0.0/8, or `{NONE}`"
         )),
     }
 }
@@ -139,7 +139,7 @@ pub(super) enum NotOpened {
     Io(#[from] io::Error),
     #[error("is not below the directory that the operator permits with --jwks-files")]
     NotPermitted,
-    #[error("is no file")]
+    #[error("is not a file")]
     NoFile,
 }
 

@@ -44,7 +44,7 @@ enum Unread {
     NotOpened(#[from] NotOpened),
     #[error("cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    #[error("has not been read in {ASK_WAIT:?}")]
+    #[error("could not be read within {ASK_WAIT:?}")]
     Late,
     #[error("has more than {} bytes", IssuerKeys::BYTES_MAX)]
     TooLarge,

@@ -33,12 +33,12 @@ impl KeyReadings {
             Reading::Changed(_) => {
                 self.changed = self.changed.saturating_add(1);
                 self.failing.remove(source);
-                tracing::info!(%source, "read the keys of an issuer");
+                tracing::info!(%source, "fetched the keys of an issuer");
             }
             Reading::Same => {
                 self.same = self.same.saturating_add(1);
                 if self.failing.remove(source).is_some() {
-                    tracing::info!(%source, "the keys of an issuer can be read again");
+                    tracing::info!(%source, "fetching the keys of an issuer succeeds again");
                 }
             }
             Reading::Failed(why) => {
@@ -47,10 +47,10 @@ impl KeyReadings {
                 // Some causes contain the time, and differ for each fetch.
                 match before {
                     None => {
-                        tracing::warn!(%source, %why, "the keys of an issuer cannot be read; those from before, if any, stay in force");
+                        tracing::warn!(%source, %why, "cannot fetch the keys of an issuer; the previous keys, if any, remain in force");
                     }
                     Some(before) if before != *why => {
-                        tracing::debug!(%source, %why, "the keys of an issuer still cannot be read");
+                        tracing::debug!(%source, %why, "still cannot fetch the keys of an issuer");
                     }
                     Some(_) => {}
                 }
@@ -74,8 +74,8 @@ impl KeyReadings {
 }
 
 /// The same text for each failure, so that rules cannot be used to probe the network.
-const NO_DETAIL: &str = "cannot be read: a server needs a public address or an entry of `--jwks-allow`, a file a \
-                         place below `--jwks-files`; the reason is in the log of the control plane";
+const NO_DETAIL: &str = "cannot be read: a server needs a public address or an entry in `--jwks-allow`, a file must be below `--jwks-files`; see \
+     the log of the control plane";
 
 #[cfg(test)]
 mod tests {
@@ -86,7 +86,7 @@ mod tests {
         let sources = ["/a", "/b"].map(|path| KeySource::File(path.into()));
         for detailed in [true, false] {
             let mut readings = KeyReadings::new(detailed);
-            for (source, why) in sources.iter().zip(["is no file", "is absent"]) {
+            for (source, why) in sources.iter().zip(["is not a file", "is absent"]) {
                 let reading = Reading::Failed(why.to_owned());
                 readings.note(&KeyNews { source: source.clone(), reading });
             }

@@ -34,28 +34,27 @@ pub(super) async fn ask(
 /// The reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
-    #[error("has not answered in {ASK_WAIT:?}")]
+    #[error("did not respond within {ASK_WAIT:?}")]
     Late,
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
     #[error(
-        "is at an address that is not public and that --jwks-allow does not list: the control plane does not \
-         connect to it"
+        "has a non-public address that --jwks-allow does not list: the control plane does not connect to it"
     )]
     NotPermitted,
     #[error("cannot be verified: {0}")]
     Unverified(#[from] NoSession),
     #[error("the request failed: {0}")]
     Question(#[from] hyper::http::Error),
-    #[error("does not answer in HTTP: {0}")]
+    #[error("did not respond with HTTP: {0}")]
     Http(#[from] hyper::Error),
     #[error("returned redirect {0}; redirects are not followed, configure the final URL")]
     Elsewhere(StatusCode),
     #[error("answers {0}")]
     Status(StatusCode),
-    #[error("answers with more than {} bytes", IssuerKeys::BYTES_MAX)]
+    #[error("returned more than {} bytes", IssuerKeys::BYTES_MAX)]
     TooLarge,
-    #[error("breaks off in its answer: {0}")]
+    #[error("failed before the end of its response: {0}")]
     Broken(Box<dyn std::error::Error + Send + Sync>),
     #[error("returned a body that is not text")]
     NoText,

@@ -60,7 +60,7 @@ impl Owner {
             tracing::info!(%workload, %connection, suppressed, "proxy connected");
         }
         if let Some(former) = self.audience.welcome(connection, contact, now.clock) {
-            former.dismiss("a newer stream of the same workload takes its place".to_owned());
+            former.dismiss("replaced by a newer stream of the same workload".to_owned());
         }
         let edition = self.audience.contact(connection).map_or(0, |contact| contact.edition);
         let (issued, not_after) = (peer.issued(), peer.not_after);

@@ -34,9 +34,9 @@ impl Report<'_> {
         let issuers: Vec<String> = missing.collect();
         let requests = match (&rule.required, issuers.len() == rule.issuers.len()) {
             (Required::Always, true) => "every request",
-            (Required::Of(_), true) => "every request with a token, or that needs one,",
+            (Required::Of(_), true) => "every request that has or requires a token",
             (Required::Never, true) => "every request with a token",
-            (_, false) => "every request with a token of such an issuer",
+            (_, false) => "every request with a token of these issuers",
         };
         (!issuers.is_empty()).then(|| MissingKeysStatus { requests: requests.to_owned(), issuers })
     }
@@ -44,11 +44,13 @@ impl Report<'_> {
     fn unread(&self, policy: &ServicePolicy, issuer: usize, source: &KeySource) -> Option<Warning> {
         let why = self.keys.failure(source)?;
         let (word, remedy) = match source {
-            KeySource::File(_) => ("file", "put the issuer's JWK set there"),
-            KeySource::Server(_) => ("url", "see that the control plane gets a JWK set there"),
+            KeySource::File(_) => ("file", "write the issuer's JWK set to this file"),
+            KeySource::Server(_) => {
+                ("url", "make sure that this URL returns a JWK set to the control plane")
+            }
         };
         let meanwhile = match self.mesh.has_keys(source) {
-            true => "the keys from before stay in force",
+            true => "the previous keys remain in force",
             false => "no token of this issuer is accepted",
         };
         let key = ObjectKey::ServicePolicy(policy.name.clone());

@@ -131,7 +131,7 @@ impl Report<'_> {
         let is_opaque = policy.services.iter().all(carries_tcp);
         let why = match firsts.first() {
             _ if !has_source => Some("no workload runs under its source account".to_owned()),
-            None => Some("none of its services is there".to_owned()),
+            None => Some("none of its services exists".to_owned()),
             Some(_) if is_opaque => Some(no_requests(&policy.services)),
             Some(_) if firsts.contains(&&policy.name) => {
                 let there = policy.services.iter().filter_map(|it| self.mesh.service(it));
@@ -144,7 +144,7 @@ impl Report<'_> {
             (!has_source).then(|| format!("no workload runs under the account {}", policy.source));
         let missing = policy.services.iter().filter(|it| self.mesh.service(it).is_none());
         let missing = missing
-            .map(|it| format!("there is no Service {it}{}", other_namespaces(self.mesh, it)));
+            .map(|it| format!("Service {it} does not exist{}", other_namespaces(self.mesh, it)));
         PolicyStatus {
             kind: "Retry".to_owned(),
             name: policy.name.to_string(),

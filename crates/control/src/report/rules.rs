@@ -28,7 +28,7 @@ impl Report<'_> {
                 Some(format!("{other} takes precedence at all of its targets"))
             }
             Standing::Idle(idle) => Some(idle.to_string()),
-            Standing::Nowhere => Some("nothing that it is attached to is there".to_owned()),
+            Standing::Nowhere => Some("none of its targets exists".to_owned()),
         };
         PolicyStatus {
             kind: policy.name.kind.as_str().to_owned(),
@@ -167,8 +167,8 @@ impl Report<'_> {
         let has_entrance = self.mesh.behind(&lane.service).next().is_some();
         let why = match has_entrance {
             true => self.idle_lane(lane).map(|idle| idle.to_string()),
-            false if is_there => Some("no workload is behind its service".to_owned()),
-            false => Some("its service is not there".to_owned()),
+            false if is_there => Some("its service has no workloads".to_owned()),
+            false => Some("its service does not exist".to_owned()),
         };
         PolicyStatus {
             kind: TagDialect::Lane.as_str().to_owned(),

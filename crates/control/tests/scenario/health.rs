@@ -23,7 +23,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
         let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
         assert_eq!(get(&health, "/livez").await.0, 200);
         let (status, answer) = get(&health, "/readyz").await;
-        assert!(status == 503 && answer.contains("not read yet"), "{answer}");
+        assert!(status == 503 && answer.contains("not loaded yet"), "{answer}");
         assert_eq!(get(&health, "/metrics").await.0, 503);
         let shop = Shop::open().await;
         health.ready(&shop.control);
@@ -55,7 +55,7 @@ fn a_request_under_a_foreign_name_gets_a_status_alone() {
             answer
         };
         let answer = under("evil.example", "/readyz").await;
-        assert!(answer.contains(" 503 ") && !answer.contains("not read yet"), "{answer}");
+        assert!(answer.contains(" 503 ") && !answer.contains("not loaded yet"), "{answer}");
         assert!(under("evil.example", "/livez").await.contains(" 200 "));
         let two = under("a\r\nhost: b", "/readyz").await;
         assert!(two.starts_with("HTTP/1.1 400 "), "{two}");

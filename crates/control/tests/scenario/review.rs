@@ -117,7 +117,7 @@ fn without_somebody_to_ask_only_tokens_of_ours_are_good() {
     run(async {
         let shop = Shop::open().await;
         let refused = join_as(&shop, "of-client", "client-1").await.unwrap_err();
-        assert!(refused.contains("the join token is not known"), "{refused}");
+        assert!(refused.contains("the join token is unknown"), "{refused}");
     });
 }
 

@@ -189,7 +189,7 @@ fn a_route_is_refused_only_where_it_decides_nothing() {
             tokio::task::yield_now().await;
         };
         let of = |kind: &str| routes.iter().find(|it| it.kind == kind).expect(kind);
-        let why = "GRPCRoute shop/a is attached to the same port, and goes before";
+        let why = "GRPCRoute shop/a is attached to the same port and takes precedence";
         // It applies at the other port.
         let http = of("HTTPRoute");
         let said: Vec<(&str, bool)> =
@@ -248,8 +248,8 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
             (
                 "shop/removal",
                 Some(
-                    "TrafficSplit shop/all forwards all requests to shop/next, and each of these \
-                     has a policy of its own, such as OutlierRemoval shop/own",
+                    "TrafficSplit shop/all forwards all requests to shop/next, and each of these has its own policy, such as \
+                     OutlierRemoval shop/own",
                 ),
             ),
             (
@@ -303,10 +303,10 @@ fn a_policy_that_decides_by_request_is_not_in_force_where_each_port_carries_tcp(
         shop.write(&format!("{MESH}{BYTES}"));
         let policies = policies(&shop, 5).await;
         let why = |name| why(&policies, name);
-        let port = Some("port 90 of shop/bytes carries TCP, in which no request is seen");
+        let port = Some("port 90 of shop/bytes carries TCP, in which requests are not visible");
         assert_eq!((why("shop/hedging"), why("shop/limit")), (port, port));
         assert_eq!((why("shop/breaker"), why("shop/faults")), (None, None));
-        let ports = "the ports of shop/bytes carry TCP, in which no request is seen";
+        let ports = "the ports of shop/bytes carry TCP, in which requests are not visible";
         assert_eq!(why("shop/retry"), Some(ports));
     });
 }
@@ -335,7 +335,7 @@ fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
         let policies = policies(&shop, 7).await;
         let why = |name| why(&policies, name);
         let all = "TrafficSplit shop/all forwards all requests to shop/next, and";
-        let tags = format!("{all} rules about tags choose among the endpoints of shop/away only");
+        let tags = format!("{all} tag rules select from the endpoints of shop/away only");
         assert_eq!((why("shop/tags"), why("shop/theirs")), (Some(&*tags), None));
         let lane = format!("{all} no workload of shop/away gets any");
         assert_eq!(why("shop/lane"), Some(&*lane));

@@ -148,7 +148,7 @@ async fn a_renewal_while_another_waits_is_refused_at_once() {
         );
     }
     assert_eq!(answers[0], "", "it waits until the stream ends");
-    assert!(answers[1].contains("not answered yet"), "{}", answers[1]);
+    assert!(answers[1].contains("request is pending"), "{}", answers[1]);
     assert!(answers[2].contains("64 KiB"), "{}", answers[2]);
 }
 

@@ -85,7 +85,7 @@ pub(super) fn header_to_wire(header: &Header) -> proto::Header {
 
 pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
     if !HeaderEdits::is_value(&wire.value) {
-        return Err(Invalid::new("value", "is no value of a header"));
+        return Err(Invalid::new("value", "is not a valid header value"));
     }
     Ok(Header { name: editable("name", wire.name)?, value: wire.value })
 }
@@ -117,7 +117,7 @@ fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
 fn editable(field: &str, name: String) -> Result<String, Invalid> {
     match HeaderEdits::is_name(&name) && HeaderEdits::may_edit(&name) {
         true => Ok(name),
-        false => Err(Invalid::new(field, format!("`{name}` is no header that a rule may edit"))),
+        false => Err(Invalid::new(field, format!("`{name}` is not a header that a rule may edit"))),
     }
 }
 
@@ -144,11 +144,11 @@ fn redirect_from_wire(
         Ok(proto::Scheme::Unspecified) => None,
         Ok(proto::Scheme::Http) => Some(Scheme::Http),
         Ok(proto::Scheme::Https) => Some(Scheme::Https),
-        Err(_) => return Err(Invalid::new("scheme", "is not known to this version")),
+        Err(_) => return Err(Invalid::new("scheme", "is unknown to this version")),
     };
     let status = u16::try_from(wire.status).unwrap_or_default();
     if !Redirect::STATUSES.contains(&status) {
-        return Err(Invalid::new("status", format!("{} is no redirection", wire.status)));
+        return Err(Invalid::new("status", format!("{} is not a redirect status", wire.status)));
     }
     Ok(Redirect {
         scheme,
@@ -198,7 +198,7 @@ fn path_from_wire(
         Some(Edit::Prefix(path)) if prefixed && (path.is_empty() || PathEdit::is_path(&path)) => {
             Ok(Some(PathEdit::Prefix(path)))
         }
-        Some(_) => Err(Invalid::new("path", "is no path, or replaces no prefix")),
+        Some(_) => Err(Invalid::new("path", "is not a path, or does not replace a prefix")),
         None => Err(Invalid::new("path", "is empty, or unknown to this version")),
     }
 }

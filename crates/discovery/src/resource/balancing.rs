@@ -76,7 +76,7 @@ fn key_from_wire(wire: proto::HashKey) -> Result<HashKey, Invalid> {
     match wire.key {
         None => Err(Invalid::new("key", "is missing, or unknown to this version")),
         Some(Key::Header(name)) if name.is_empty() || name.contains(char::is_uppercase) => {
-            Err(Invalid::new("key.header", "is no name of a header in lower case"))
+            Err(Invalid::new("key.header", "is not a lowercase header name"))
         }
         Some(Key::Header(name)) => Ok(HashKey::Header(name)),
         Some(Key::Cookie(name)) if name.is_empty() => Err(Invalid::new("key.cookie", "is empty")),

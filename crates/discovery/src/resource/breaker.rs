@@ -59,7 +59,7 @@ pub(super) fn answer_from_wire(wire: Option<proto::FixedAnswer>) -> Result<Fixed
         None => None,
         Some(status) => match u16::try_from(status) {
             Ok(status) if FixedAnswer::may_have(status) => Some(status),
-            _ => return Err(Invalid::new("status", format!("{status} is no status of an answer"))),
+            _ => return Err(Invalid::new("status", format!("{status} is not a response status"))),
         },
     };
     let headers = wire.headers.into_iter().map(header_from_wire);
@@ -84,7 +84,7 @@ fn trip_to_wire(trip: &Trip) -> proto::Trip {
 fn trip_from_wire(wire: proto::Trip) -> Result<Trip, Invalid> {
     let failures = classes_from_wire(wire.failures)?;
     if failures.is_empty() {
-        return Err(Invalid::new("failures", "counts nothing"));
+        return Err(Invalid::new("failures", "has no failure condition"));
     }
     let slow = match wire.slow_nanoseconds {
         0 => None,

@@ -47,6 +47,6 @@ fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AnyOf, Inv
         true if words.is_empty() => Ok(AnyOf::Any),
         true => Err(Invalid::new(field, "has values in addition to `any`")),
         false if words.iter().all(is_word) => Ok(AnyOf::Only(words)),
-        false => Err(Invalid::new(field, "has a word that no method or header can be")),
+        false => Err(Invalid::new(field, "has an invalid method or header name")),
     }
 }

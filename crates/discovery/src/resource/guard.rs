@@ -210,7 +210,7 @@ fn decider_from_wire(wire: Option<proto::Decider>) -> Result<Decider, Invalid> {
 
 pub(super) fn header(name: String) -> Result<String, Invalid> {
     match name.is_empty() || name.contains(char::is_uppercase) {
-        true => Err(Invalid::new("header", "is no name of a header in lower case")),
+        true => Err(Invalid::new("header", "is not a lowercase header name")),
         false => Ok(name),
     }
 }

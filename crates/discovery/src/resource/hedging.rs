@@ -17,7 +17,7 @@ pub(super) fn to_wire(hedging: &Hedging) -> proto::Hedging {
 pub(super) fn from_wire(wire: proto::Hedging) -> Result<Hedging, Invalid> {
     let method = |method: String| match HedgeRule::is_method(&method) {
         true => Ok(method),
-        false => Err(Invalid::new("", "is no method that can be sent twice")),
+        false => Err(Invalid::new("", "is not a method that can be hedged")),
     };
     let rule = HedgeRule {
         after: time("after_nanoseconds", wire.after_nanoseconds)?,

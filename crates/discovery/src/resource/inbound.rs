@@ -59,7 +59,7 @@ fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
     let by_claims =
         matches!(wire.action(), proto::PolicyAction::DenyClaims | proto::PolicyAction::AllowClaims);
     if by_claims == wire.claims.is_empty() {
-        return Err(Invalid::new("claims", "do not go with the action"));
+        return Err(Invalid::new("claims", "are not allowed with this action"));
     }
     let claims = each("claims", wire.claims, |wire| match wire.values.is_empty() {
         true => Err(Invalid::new("values", "is empty")),

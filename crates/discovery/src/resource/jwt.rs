@@ -84,7 +84,7 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
             Ok(JwtPlace::Header { name: header(name)?, prefix: wire.prefix })
         }
         Some(Wire::Query(_)) if !wire.prefix.is_empty() => {
-            Err(Invalid::new("prefix", "is for headers"))
+            Err(Invalid::new("prefix", "is allowed for headers only"))
         }
         Some(Wire::Query(name)) => Ok(JwtPlace::Query(name)),
     })?;

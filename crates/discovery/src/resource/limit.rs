@@ -83,7 +83,7 @@ fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, Invalid> {
         }
         Some(Wire::Client(proto::Nothing {})) => Each::Client { buckets: several()? },
         Some(Wire::Header(name)) if name.is_empty() || name.contains(char::is_uppercase) => {
-            return Err(Invalid::new("header", "is no name of a header in lower case"));
+            return Err(Invalid::new("header", "is not a lowercase header name"));
         }
         Some(Wire::Header(name)) => Each::Header { name, buckets: several()? },
     };

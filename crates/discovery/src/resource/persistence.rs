@@ -30,14 +30,14 @@ pub(super) fn from_wire(wire: proto::Persistence) -> Result<Persistence, Invalid
         Ok(proto::Carries::LastingCookie) => Carries::LastingCookie,
         Ok(proto::Carries::Header) => Carries::Header,
         Ok(proto::Carries::Unspecified) | Err(_) => {
-            return Err(Invalid::new("carrier", "is not known to this version"));
+            return Err(Invalid::new("carrier", "is unknown to this version"));
         }
     };
     if wire.name.as_ref().is_some_and(|name| !Persistence::is_name(name, carrier)) {
-        return Err(Invalid::new("name", "is no name of a cookie or header"));
+        return Err(Invalid::new("name", "is not a valid cookie or header name"));
     }
     if wire.path.as_ref().is_some_and(|path| !Persistence::is_path(path)) {
-        return Err(Invalid::new("path", "is no path of a cookie"));
+        return Err(Invalid::new("path", "is not a valid cookie path"));
     }
     if carrier == Carries::LastingCookie && wire.absolute_nanoseconds.is_none() {
         return Err(Invalid::new("absolute_nanoseconds", "is missing"));

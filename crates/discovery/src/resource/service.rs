@@ -124,7 +124,7 @@ fn kind_from_wire(grpc: bool, object: i32) -> Result<RouteKind, Invalid> {
         (false, Ok(proto::RuleObject::TrafficSplit)) => Ok(RouteKind::Split),
         (false, Ok(proto::RuleObject::TcpRoute)) => Ok(RouteKind::Tcp),
         (true, Ok(_)) => Err(Invalid::new("object", "must be absent for a GRPCRoute")),
-        (_, Err(_)) => Err(Invalid::new("object", "is not known to this version")),
+        (_, Err(_)) => Err(Invalid::new("object", "is unknown to this version")),
     }
 }
 

@@ -225,7 +225,7 @@ fn otherwise_from_wire(wire: &[i32]) -> Result<Vec<Otherwise>, Invalid> {
         Ok(proto::Otherwise::Any) => Ok(Otherwise::Any),
         Ok(proto::Otherwise::Default) => Ok(Otherwise::Default),
         Ok(proto::Otherwise::Unspecified) | Err(_) => {
-            Err(Invalid::new("otherwise", format!("{number} is not a word of this version")))
+            Err(Invalid::new("otherwise", format!("{number} is unknown to this version")))
         }
     };
     wire.iter().map(word).collect()

@@ -107,7 +107,7 @@ pub(super) fn classes_from_wire(
     let grpc = wire.grpc.into_iter().map(|code| small("failures.grpc", code, (0, 255)));
     let grpc = grpc.collect::<Result<Vec<u8>, _>>()?;
     if !grpc.is_sorted_by(|a, b| a < b) {
-        return Err(Invalid::new("failures.grpc", "is not in order, each once"));
+        return Err(Invalid::new("failures.grpc", "is not sorted, or has duplicates"));
     }
     Ok(FailureClasses {
         connect: wire.connect,
@@ -185,7 +185,7 @@ fn is_path(text: &str) -> bool {
 fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Invalid> {
     let failures = classes_from_wire(wire.failures)?;
     if failures.is_empty() {
-        return Err(Invalid::new("failures", "counts nothing"));
+        return Err(Invalid::new("failures", "has no failure condition"));
     }
     let rate = match wire.percent {
         0 => None,

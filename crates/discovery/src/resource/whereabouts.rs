@@ -18,7 +18,7 @@ pub(super) fn from_wire(wire: proto::Whereabouts) -> Result<Whereabouts, Invalid
     let whereabouts: Whereabouts = addresses.iter().copied().collect();
     match whereabouts.addresses() == addresses {
         true => Ok(whereabouts),
-        false => Err(Invalid::new("addresses", "are not in order, or one is there twice")),
+        false => Err(Invalid::new("addresses", "are not sorted, or have duplicates")),
     }
 }
 

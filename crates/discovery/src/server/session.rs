@@ -304,7 +304,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         let refusal = if wire.csr.len() > CSR_BYTES_MAX {
             "the request is larger than 64 KiB"
         } else if now < self.renew_from {
-            "the last certificate request was a moment ago: try again later"
+            "certificate requests are too frequent: try again later"
         } else {
             let (answer, receiver) = oneshot::channel();
             self.renewal = Some(Renewal { id: wire.id, answer: receiver });
@@ -429,7 +429,7 @@ async fn until(deadline: Option<Instant>) {
 }
 
 fn unknown_nonce(nonce: u64) -> ServeError {
-    ServeError::Malformed(format!("an answer to delta {nonce}, which is not in flight"))
+    ServeError::Malformed(format!("a response to delta {nonce}, which is not in flight"))
 }
 
 /// The fixed part: decryption, wake-up and decoding of the shortest message.
@@ -461,10 +461,10 @@ const TAPPED_BURST: Duration = Duration::from_secs(1);
 /// The maximum time for sending the last message.
 pub(super) const FAREWELL_WAIT: Duration = Duration::from_secs(2);
 
-const SECOND_RENEWAL: &str = "a certificate request before the one before it was answered";
+const SECOND_RENEWAL: &str = "a certificate request while another one is pending";
 
-const TOO_MANY: &str = "one message names more than a proxy may ask for";
+const TOO_MANY: &str = "a message requests more resources than a proxy may subscribe to";
 
 const LET_GO: &str = "the control plane has ended the session of this workload";
 
-const TRY_AGAIN: &str = "the control plane could not answer: try again";
+const TRY_AGAIN: &str = "the control plane could not respond: try again";

@@ -160,7 +160,7 @@ impl Staging {
         let Some(mut view) = self.views.get(name).cloned().or_else(|| old.map(without_endpoints))
         else {
             let strays = changes.values().flatten();
-            let stray = |endpoint: &Arc<Endpoint>| misplaced(endpoint, "its service is not held");
+            let stray = |endpoint: &Arc<Endpoint>| misplaced(endpoint, "its service is unknown");
             refusals.extend(strays.map(stray));
             return None;
         };
@@ -206,11 +206,12 @@ impl Staging {
             let route = leading_to(view, &used).map_or(String::new(), |key| key.to_string());
             let removal_at_fault = self.gone.contains(&used) && !self.views.contains_key(name);
             let (key, because, reason) = if removal_at_fault {
-                let reason = format!("cannot go: {route} of {user} refers to it");
+                let reason = format!("cannot be removed: {route} of {user} refers to it");
                 (used, user, reason)
             } else {
-                let reason =
-                    format!("{route} refers to service {used}, which is neither here nor absent");
+                let reason = format!(
+                    "{route} refers to service {used}, which is neither present nor marked as absent"
+                );
                 (user, used, reason)
             };
             refusals.push(Refusal {

@@ -69,16 +69,16 @@ fn wrong_resources_are_refused_by_name_and_nothing_changes() {
         (
             delta(vec![upsert(service_key("ratings"), encode_service(&dangling))], vec![]),
             "service bookinfo/ratings: HTTPRoute bookinfo/split refers to service \
-             bookinfo/nowhere, which is neither here nor absent",
+             bookinfo/nowhere, which is neither present nor marked as absent",
         ),
         (
             delta(vec![], vec![service_key("ratings")]),
-            "service bookinfo/ratings: cannot go: HTTPRoute bookinfo/split of bookinfo/reviews \
+            "service bookinfo/ratings: cannot be removed: HTTPRoute bookinfo/split of bookinfo/reviews \
              refers to it",
         ),
         (
             delta(vec![upsert(ResourceKey::Endpoint(stray.id), content.clone())], vec![]),
-            "endpoint bookinfo/unknown:9080 at bookinfo/unknown-00001: its service is not held",
+            "endpoint bookinfo/unknown:9080 at bookinfo/unknown-00001: its service is unknown",
         ),
         (
             delta(vec![upsert(ResourceKey::Endpoint(other_port.id), content)], vec![]),

@@ -340,9 +340,9 @@ mod tests {
         assert!(matches!(open(two.path()), Err(AuthorityError::Issuer)));
         fs::write(two.path().join("tls.key"), "").unwrap();
         let error = open(two.path()).unwrap_err().to_string();
-        assert!(error.contains("`tls.key` holds no P-256 private key"), "{error}");
+        assert!(error.contains("`tls.key` contains no P-256 private key"), "{error}");
         fs::remove_file(one.path().join("ca.crt")).unwrap();
         let error = open(one.path()).unwrap_err().to_string();
-        assert!(error.contains("`ca.crt` is not there"), "{error}");
+        assert!(error.contains("`ca.crt` does not exist"), "{error}");
     }
 }

@@ -51,7 +51,7 @@ impl Rotation {
     /// # Errors
     /// [`AuthorityError`] if a rotation is in progress, or the directory cannot be written.
     pub fn add(&self, now: SystemTime) -> Result<(), AuthorityError> {
-        self.expect(RotationStage::Settled, "a new root is on its way already")?;
+        self.expect(RotationStage::Settled, "a rotation is already in progress")?;
         let roots = self.open(now)?.roots();
         let key = PrivateKey::generate();
         let root = Roots::new(vec![self_signed(&self.trust_domain, &key, now)?])?;
@@ -67,7 +67,10 @@ impl Rotation {
     pub fn switch(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.expect(RotationStage::Added, "there is no new root to switch to: add one first")?;
         self.open(now)?;
-        self.expect_trust(NEXT_FILE, "the new root is not trusted yet: go back and add it again")?;
+        self.expect_trust(
+            NEXT_FILE,
+            "the new root is not trusted yet: roll back and add it again",
+        )?;
         self.copy(KEY_FILE, FORMER_FILE)?;
         self.rename(NEXT_FILE, KEY_FILE)
     }
@@ -90,7 +93,7 @@ impl Rotation {
             RotationStage::Settled => Err(AuthorityError::Stage("no root is being replaced")),
             RotationStage::Added => self.drop_root_of(NEXT_FILE, now),
             RotationStage::Switched => {
-                let otherwise = "the former root is not trusted any more: retire it again";
+                let otherwise = "the former root is no longer trusted: retire it again";
                 self.expect_trust(FORMER_FILE, otherwise)?;
                 self.copy(KEY_FILE, NEXT_FILE)?;
                 self.rename(FORMER_FILE, KEY_FILE)

@@ -24,7 +24,7 @@ pub enum BadKeys {
     Malformed,
     /// No key in it can verify a signature.
     #[error(
-        "has no key of RSA (2048 bits or more), of the curves P-256, P-384 and P-521, or Ed25519"
+        "has no RSA key (2048 bits or more), no key of the curves P-256, P-384 and P-521, and no Ed25519 key"
     )]
     None,
 }

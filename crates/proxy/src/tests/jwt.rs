@@ -181,7 +181,10 @@ fn nobody_is_believed_before_the_keys_are_there() {
             let answer = client.ask(&get(path, &bearing(&issuer.token(&[], 60)))).await;
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path}");
             let challenge = answer.field("www-authenticate").unwrap();
-            assert!(challenge.contains("keys of the token's issuer are not there"), "{challenge}");
+            assert!(
+                challenge.contains("keys of the token's issuer are not available"),
+                "{challenge}"
+            );
         }
         let answer = client.ask(&get("/ratings", "")).await;
         assert_eq!(answer.verdict(), (401, Some("token-missing")));

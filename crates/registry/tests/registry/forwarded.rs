@@ -92,8 +92,8 @@ fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
          metadata: {name: lone}, spec: {service: lone, backends: [{service: next, weight: 1}]}}\n";
     let text = canary(away, &format!("{more}{lone}{split}"));
     expect![[r#"
-        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has a policy of its own, such as OutlierRemoval default/own-removal; remove it, or the policies of the other services
-        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has a policy of its own, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
+        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as OutlierRemoval default/own-removal; remove it, or the policies of the other services
+        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
         RateLimit default/limit: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and no workload of default/lone gets any; attach it to default/next
     "#]].assert_eq(&warnings(&text));
 }
@@ -162,7 +162,7 @@ fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
     let of_port = |port: &str| warnings(&format!("{both}{}", hedging.replace("PORT", port)));
     assert_eq!(of_port("80"), "");
     expect![[r#"
-        Hedging default/h: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        Hedging default/h: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
     "#]].assert_eq(&of_port("90"));
 }
 
@@ -200,13 +200,13 @@ fn tag_rules(service: &str) -> String {
 fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
     let away = "{backendRefs: [{name: next, port: 80}]}";
     expect![[r#"
-        TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and rules about tags choose among the endpoints of default/api only; write the rules for default/next, or remove them
+        TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/api only; write the rules for default/next, or remove them
     "#]].assert_eq(&warnings(&canary(away, &tag_rules("api"))));
     // Another service with the same workloads receives no requests of the route, but can be called.
     let alone =
         canary(away, &tag_rules("third")).replace("name: api}], rules", "name: third}], rules");
     expect![[r#"
-        TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and rules about tags choose among the endpoints of default/third only; write the rules for default/next, or remove them
+        TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/third only; write the rules for default/next, or remove them
         Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third gets any; attach it to default/next
     "#]].assert_eq(&warnings(&alone));
     // Rules of the backend, of a service that keeps a share, and of a service that another route forwards to.

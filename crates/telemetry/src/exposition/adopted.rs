@@ -15,7 +15,7 @@ pub struct Unfit {
 
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {} is none of the Prometheus text format 0.0.4", self.line)
+        write!(f, "line {} is invalid in the Prometheus text format 0.0.4", self.line)
     }
 }
 

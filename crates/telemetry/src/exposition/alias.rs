@@ -34,7 +34,7 @@ impl Names {
         let named = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
         let Some(named) = named else { return Ok(None) };
         let known = Self::ALL.iter().find(|(word, _)| *word == named);
-        let unknown = || format!("`names={named}` is not known here: use names=osm or names=fsm\n");
+        let unknown = || format!("`names={named}` is unknown: use names=osm or names=fsm\n");
         known.map(|(_, names)| Some(*names)).ok_or_else(unknown)
     }
 

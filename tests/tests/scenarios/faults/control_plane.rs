@@ -63,7 +63,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
 
     // A token used for another workload is rejected and stays valid for its own.
     let mut web = Proxy::launch("shop/web-1", &token, &control.state("shop/web-1"), &[]);
-    assert_rejected(&mut web, "was made for another workload");
+    assert_rejected(&mut web, "was issued for another workload");
 
     let first = control.state("shop/ratings-1");
     let ratings = Proxy::launch("shop/ratings-1", &token, &first, &[]);

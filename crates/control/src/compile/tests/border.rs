@@ -77,7 +77,7 @@ fn the_first_opens_a_port_alone() {
     let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
     let nobody = "endpoints not found for service edge/nginx";
     assert_eq!(problems[0], [nobody]);
-    let first = "IngressBackend bookinfo/z opens port 9082 of bookinfo/reviews";
+    let first = "IngressBackend bookinfo/z already opens port 9082 of bookinfo/reviews";
     assert_eq!(problems[1], [first, nobody]);
 }
 
@@ -104,12 +104,11 @@ fn a_port_is_open_in_one_way_whichever_service_leads_there() {
     let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
     let nobody = "endpoints not found for service edge/nginx";
     assert_eq!(problems[0], [nobody]);
-    let way = "IngressBackend bookinfo/web opens port 9082 of workloads behind bookinfo/stars \
-               in another way";
+    let way = "IngressBackend bookinfo/web already opens port 9082 of the workloads of bookinfo/stars with different settings";
     assert_eq!(problems[1], [way, nobody]);
     apply(&mut mesh, &other.replace("9082", "80"));
     let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
-    assert_eq!(problems[1], ["no workload behind bookinfo/stars has the port 80", nobody]);
+    assert_eq!(problems[1], ["no workload of bookinfo/stars has port 80", nobody]);
 }
 
 #[test]

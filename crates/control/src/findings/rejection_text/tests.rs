@@ -137,7 +137,7 @@ fn requests_to_no_service_are_those_of_their_client() {
         sidecars: vec!["shop/web-1".to_owned()],
         ..rejection(reason, "client", &[])
     };
-    let start = "shop/web-1: the mesh rejects 75.00 % of its requests to destinations that are no service with";
+    let start = "shop/web-1: the mesh rejects 75.00 % of its requests to destinations that are not services with";
     let unknown = outside("unknown-service");
     assert_eq!(sentence(&unknown, none), format!("{start} unknown-service"));
     assert!(remedy(&unknown).ends_with("; leno diagnose shop/web-1"), "{}", remedy(&unknown));

@@ -521,7 +521,7 @@ fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
     let well =
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs"), PROGRAMMED];
     assert_eq!(conditions(&mut ledger), well);
-    // Another one comes first by name, and is in force alone.
+    // Another one is first in alphabetical order, and is in force alone.
     ledger.take(kind, removal("a", web()));
     let statements = ledger.statements().unwrap();
     let said = statements.iter().map(|it| match &it.said {
@@ -579,8 +579,7 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
     // It is the default of a backend without such a policy.
     assert_eq!(programmed(&mut ledger), PROGRAMMED);
     ledger.take(kind, removal("own", "next"));
-    let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has a policy \
-                   of its own, such as OutlierRemoval shop/own";
+    let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has its own policy, such as OutlierRemoval shop/own";
     let unprogrammed = ("Programmed", "False", "Overridden", message.to_owned());
     assert_eq!(said(&mut ledger)[1], unprogrammed);
 }

@@ -179,7 +179,7 @@ fn rules_about_tags_name_the_nearer_ones() {
 #[test]
 fn a_split_that_decides_nothing_is_told_of_in_an_event() {
     let split = || json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
-    let first = "TrafficSplit shop/a is for the same service, and comes first by name";
+    let first = "TrafficSplit shop/a is for the same service, and is first in alphabetical order";
     check((SPLIT, "a", split()), (SPLIT, "b", split()), "nothing", first);
     let attached = "HTTPRoute shop/r is attached to shop/web and takes precedence";
     check((HTTP, "r", route(None)), (SPLIT, "b", split()), "nothing", attached);
