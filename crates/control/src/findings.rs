@@ -208,7 +208,7 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
 /// Returns the command that undoes the revocation of a workload.
 fn reinstate(workload: &str) -> String {
     format!(
-        "to make it a member again: leno revoke {workload} --undo, or remove it from `spec.revoked` of the MeshConfig"
+        "to reinstate it: leno revoke {workload} --undo, or remove it from `spec.revoked` of the MeshConfig"
     )
 }
 
@@ -228,7 +228,7 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
             )
         }
         false => format!(
-            "start `leno proxy` there and check its log; a sidecar that has never connected needs a token: leno token \
+            "start `leno proxy` on its machine and check its log; a sidecar that has never connected needs a token: leno token \
              {workload}"
         ),
     }
@@ -367,7 +367,7 @@ fn references(facts: &Facts) -> Vec<Finding> {
     let findings = broken.map(|(kind, name, problems)| {
         Finding::problem(
             format!("{kind} {name}: {}", problems.join("; ")),
-            "add the missing object, or correct the reference: that part has no effect until then",
+            "add the missing object, or correct the reference: until then this part has no effect",
         )
     });
     shortened(findings.collect(), "leno get routes, leno get policies")

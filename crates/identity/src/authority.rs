@@ -367,7 +367,7 @@ pub enum AuthorityError {
         cause: BadSubject,
     },
     /// An external principal without a name.
-    #[error("the external client `{0}` has no name")]
+    #[error("the external client `{0}` has no DNS name")]
     Nameless(GuestId),
     /// Servers would reject the certificate of an external principal.
     #[error(

@@ -20,7 +20,7 @@ pub enum BadJwt {
     #[error("the token is not a signed JSON web token")]
     Malformed,
     /// An unknown critical header, or an unsupported algorithm.
-    #[error("the token is signed in a way that is not accepted")]
+    #[error("the token's signature algorithm is not accepted")]
     Algorithm,
     /// The issuer is unknown.
     #[error("the token's issuer is not accepted")]
@@ -32,10 +32,10 @@ pub enum BadJwt {
     #[error("the token's signature is not valid")]
     Signature,
     /// No expiration time.
-    #[error("the token has no time of expiration (`exp`)")]
+    #[error("the token has no expiration time (`exp`)")]
     Endless,
     /// No time of issue although the age is limited.
-    #[error("the token has no time of issue (`iat`)")]
+    #[error("the token has no issue time (`iat`)")]
     Ageless,
     /// The token has expired.
     #[error("the token has expired")]

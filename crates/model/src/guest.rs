@@ -108,7 +108,7 @@ pub fn below<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Option<&'a st
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadSubject {
     /// Some clients parse it as an address.
-    #[error("is an address, not a name of the DNS")]
+    #[error("is an IP address, not a DNS name")]
     Address,
     /// A name below the trust domain that is not an account's.
     #[error(

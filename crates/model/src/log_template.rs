@@ -21,10 +21,10 @@ pub enum LogPart {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTemplate {
     /// The template is empty, or longer than a log line should be.
-    #[error("a template has 1 to {TEMPLATE_BYTES_MAX} bytes")]
+    #[error("a template must have 1 to {TEMPLATE_BYTES_MAX} bytes")]
     Length,
     /// It contains a control character, such as a newline.
-    #[error("a template has no control characters: each entry is one line")]
+    #[error("a template must not contain control characters: each entry is one line")]
     Control,
     /// A brace is unbalanced.
     #[error("unbalanced braces: write `{{{{` and `}}}}` for literal braces")]
@@ -33,7 +33,7 @@ pub enum InvalidTemplate {
     #[error("`{0}` is not a field of the access log")]
     Unknown(String),
     /// It contains no field.
-    #[error("a template names at least one field, such as `{{path}}`")]
+    #[error("a template must contain at least one field, such as `{{path}}`")]
     Constant,
 }
 

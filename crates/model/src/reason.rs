@@ -124,7 +124,7 @@ reasons! {
         "Correct the client; docs/http-strictness.md lists the syntax that is rejected.";
     /// The request's head is larger than 64 KiB or has too many header fields.
     HeadTooLarge "E1002" "head-too-large" 431 Downstream Never
-        "Send fewer or smaller header fields, cookies above all.";
+        "Send fewer or smaller header fields, especially cookies.";
     /// The client did not send the request head in time.
     HeadTimeout "E1003" "head-timeout" 408 Downstream Never
         "Check the client and the network; the limit is `--head-timeout`.";
@@ -139,7 +139,7 @@ reasons! {
         "Check the client: it disconnected or lost its connection.";
     /// The client sent plaintext where mutual TLS is required.
     PlaintextRefused "E1007" "plaintext-refused" 0 Downstream Never
-        "Give the client a sidecar: it is not a member of the mesh.";
+        "Add a sidecar to the client: it is not a member of the mesh.";
     /// The TLS handshake of the client failed or did not finish in time.
     HandshakeFailed "E1008" "handshake-failed" 0 Downstream Never
         "Check the client's log; the limit is `--handshake-timeout`.";
@@ -163,8 +163,7 @@ reasons! {
         "Add a match for the request to an HTTPRoute of the service.";
     /// No policy allows this client to use the service.
     DeniedOutbound "E3004" "denied-outbound" 403 Ours Never
-        "Name the client's account as a source of a TrafficTarget whose destination is the \
-         account behind the service.";
+        "Add the client's account to the sources of a TrafficTarget for the account of the service.";
     /// The destination's policies do not allow this peer to make this request.
     Denied "E3005" "denied" 403 Ours Never
         "Add the client's account to the sources of the policy that `leno explain request` names.";
@@ -282,7 +281,7 @@ reasons! {
     RateLimitUnavailable "E3022" "rate-limit-unavailable" 500 Ours Never
         "Check the service that `global` of the RateLimit names, and the sidecar's log; \
          `onFailure: allow` allows requests meanwhile.";
-    /// The port now carries TCP; the connection was read as HTTP before that was known.
+    /// The port now carries TCP; the connection was parsed as HTTP before the change arrived.
     ProtocolChanged "E3023" "protocol-changed" 0 Ours Never
         "Connect again: the next connection is carried as TCP. If this continues, compare the protocol that the Service \
          declares with the protocol of its clients.";

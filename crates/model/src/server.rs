@@ -19,13 +19,13 @@ pub struct Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
     /// Not an HTTP URL.
-    #[error("an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS")]
+    #[error("an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS")]
     Scheme,
     /// No host, or an invalid one.
     #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
     Host,
     /// It contains a user, and perhaps a password.
-    #[error("an endpoint has no user and no password: remove the part up to the `@`")]
+    #[error("an endpoint must not contain a user or password: remove the part up to the `@`")]
     User,
     /// Its host is an internationalized name that is not encoded for the DNS.
     #[error(
@@ -36,7 +36,7 @@ pub enum InvalidEndpoint {
     #[error("an endpoint needs a port from 1 to 65535, such as `:4318`")]
     Port,
     /// An unexpected or invalid path.
-    #[error("a path has only visible characters without `?` and `#`, and gRPC has no path")]
+    #[error("a path may contain only visible characters without `?` and `#`, and gRPC has no path")]
     Path,
 }
 

@@ -27,7 +27,7 @@ pub fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
     let message = answer.split_off(FRAME_BYTES);
     match usize::try_from(u32::from_be_bytes([a, b, c, d])) {
         Ok(length) if length == message.len() => Ok(message),
-        _ => wrong("it is not one message"),
+        _ => wrong("it is not exactly one message"),
     }
 }
 

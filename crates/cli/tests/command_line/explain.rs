@@ -243,7 +243,7 @@ fn every_reason_is_explained() {
           status    403
           at fault  ours: the sidecar, its rules or its limits
           retried   never: a retry would fail again, or the request may have taken effect
-          hint      Name the client's account as a source of a TrafficTarget whose destination is the account behind the service.
+          hint      Add the client's account to the sources of a TrafficTarget for the account of the service.
     "#]]
     .assert_eq(&place.leno(&["explain", "denied-outbound"]).out);
 }

@@ -193,8 +193,7 @@ const PAST_THE_MESH: &str = "bypass the mesh although they have a sidecar";
 
 /// Reports state that cannot be written.
 fn state(facts: &Facts) -> Vec<Finding> {
-    let remedy = "free space there or make it writable: until then a restart loses certificates, tokens or the last \
-                  configuration";
+    let remedy = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
     let own = facts.directory.iter().filter_map(|it| Some((&it.directory, it.problem.as_ref()?)));
     let own = own.map(|(directory, problem)| {
         let what = format!("the control plane cannot write its state in {directory}: {problem}");

@@ -73,7 +73,7 @@ fn metrics_to_wire(metrics: &MetricsPush) -> proto::MetricsPush {
 }
 
 fn metrics_from_wire(wire: proto::MetricsPush) -> Result<MetricsPush, Invalid> {
-    let otlp = wire.otlp.ok_or_else(|| Invalid::new("otlp", "it is absent"))?;
+    let otlp = wire.otlp.ok_or_else(|| Invalid::new("otlp", "is missing"))?;
     let interval = Duration::from_millis(wire.interval_ms.into());
     if !(MetricsPush::INTERVAL_MIN..=MetricsPush::INTERVAL_MAX).contains(&interval) {
         return Err(Invalid::new("interval_ms", format!("{interval:?} is out of range")));

@@ -352,7 +352,7 @@ fn refuses_what_operators_cannot_see_by() {
             4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is not a valid endpoint: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
             4:28: MeshConfig x: spec.accessLog.format: is an unknown field; remove it, or use `sampling`, `errors`, `template` or `export`
             4:30: MeshConfig x: spec.accessLog.template: a template has 1 to 1024 bytes; correct it, as in `{method} {path} {response_code}`
-            4:30: MeshConfig x: spec.accessLog.template: a template names at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
+            4:30: MeshConfig x: spec.accessLog.template: a template must contain at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: `methods` is not a field of the access log; did you mean `method`?
             4:59: MeshConfig x: spec.accessLog.sampling: "1e2%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
             4:30: MeshConfig x: spec.accessLog.template: `authorization` is no field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `hedge`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`

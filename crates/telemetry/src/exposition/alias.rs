@@ -317,7 +317,7 @@ pub(crate) fn rows() -> impl Iterator<Item = (String, &'static str)> {
 pub(crate) const ABSENT: &[(&str, &str)] = &[
     (
         "cluster_upstream_rq_retry_success",
-        "a retry is a request to another endpoint, whose success is that of the request",
+        "a retry has no result of its own: the result of the request counts",
     ),
     (
         "cluster_upstream_rq_retry_limit_exceeded",

@@ -63,7 +63,7 @@ table! {
     REPORTS "leno_control_reports_total" Counter []
         "Metric reports received from proxies.";
     SERIES_FOLDED "leno_control_series_folded_total" Counter []
-        "Series of those reports that were not kept: evicted for newer ones, or not about a service of the mesh.";
+        "Series of metric reports that were dropped: evicted for newer ones, or for a service outside the mesh.";
     LOG_LINES_DROPPED "leno_control_log_lines_dropped_total" Counter []
         "Log lines of the process that were dropped because its output was blocked.";
     KEY_SOURCES "leno_control_key_sources" Gauge ["state"]
@@ -117,7 +117,7 @@ pub const ALIASES: &[ControlAlias] = &[
     alias(
         "version_info",
         Kind::Gauge,
-        "always 1; `version` is Leno's, `build_date` and `git_commit` are not there",
+        "always 1; `version` is Leno's, `build_date` and `git_commit` are absent",
     ),
 ];
 

@@ -99,7 +99,7 @@ const LABELS: &str = r#"
 | `port` | the port of the service; 0 for `other` |
 | `route` | the `HTTPRoute` that selected the backend, `namespace/name`; empty without one |
 | `peer` | the verified identity of the peer; empty without one, which occurs inbound only if plaintext is accepted |
-| `protocol` | the protocol; `outside` for connections to destinations outside the mesh, whose service and port are empty |
+| `protocol` | the protocol; `outside` for connections to destinations outside the mesh, with empty service and port |
 | `code` | the response code class, `1xx` to `5xx`; `000` without a response |
 | `cause` | the cause of an ejection: `rate` (failure rate), `consecutive` (consecutive failures), `probe` (a probe request failed) or `check` (health checks failed) |
 | `decider` | the type of the external service: `authorization` or `rate-limit` |
