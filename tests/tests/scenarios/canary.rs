@@ -264,7 +264,8 @@ fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
     ];
     let route = route("HTTPRoute", &BOTH);
     let canary = canary(&[("v1", &v1), ("v2", &v2)], &route, &policies.concat());
-    let why = "HTTPRoute shop/api forwards all requests to shop/api-v1, shop/api-v2, and each of these has its own policy, such as OutlierRemoval shop/of-api-v2";
+    let why = "HTTPRoute shop/api forwards all requests to shop/api-v1, shop/api-v2, and each of these \
+               has its own policy, such as OutlierRemoval shop/of-api-v2";
     let checked = canary.check();
     assert!(checked.contains(&format!("has no effect: {why}")), "{checked}");
     assert!(checked.contains("1 warning"), "{checked}");

@@ -70,7 +70,9 @@ impl fmt::Display for Cause {
             Self::Keys(source) => write!(f, "the keys of an issuer changed at {source}"),
             Self::Authority => f.write_str("the authority, or its trust roots, changed"),
             Self::Revoked => f.write_str("workloads were revoked or reinstated"),
-            Self::Gone(workload) => write!(f, "the sidecar of {workload} disconnected"),
+            Self::Gone(workload) => {
+                write!(f, "the sidecar of {workload} disconnected or closed its listeners")
+            }
         }
     }
 }
