@@ -162,7 +162,7 @@ export function graph({ open }) {
       const group = s("g", { class: "edge" }, s("path", { class: "line", d: path }), flow);
       const text = s("text", { "text-anchor": "middle", dy: ".35em" });
       const box = s("rect", { rx: 9, height: 18, y: -9 });
-      const lock = s("g", { class: "lock" }, s("title", {}, "mutual TLS, both ends verified"), s("rect", { class: "body", x: -4, y: -1, width: 8, height: 6, rx: 1 }), s("path", { d: "M-2.500 -1 v-1.500 a2.500 2.500 0 0 1 5 0 V-1" }));
+      const lock = s("g", { class: "lock" }, s("title", {}, "mutual TLS, both peers verified"), s("rect", { class: "body", x: -4, y: -1, width: 8, height: 6, rx: 1 }), s("path", { d: "M-2.500 -1 v-1.500 a2.500 2.500 0 0 1 5 0 V-1" }));
       const tag = s("g", { class: "edge" }, s("g", { class: "label", transform: `translate(${label.x} ${label.y})` }, box, lock, text));
       lines.append(group);
       labels.append(tag);
@@ -198,7 +198,7 @@ export function graph({ open }) {
       const { group, figures } = parts.nodes.get(node.id);
       const state = verdict(node.rates);
       group.setAttribute("class", `node ${node.kind} ${state}`);
-      const told = state === "idle" ? (node.kind === "workload" ? "calls only" : "no requests")
+      const told = state === "idle" ? (node.kind === "workload" ? "client only" : "no requests")
         : `${rate(node.rates.per_second)} · ${share(node.rates.success)} · ${latency(node.rates.p99_ms)}`;
       say(figures, told);
       group.setAttribute("aria-label", `${node.name}, ${node.namespace}: ${told}`);
@@ -222,7 +222,7 @@ export function graph({ open }) {
       const seconds = `${(2.4 / (1 + busy)).toFixed(1)}s`;
       if (flow.style.animationDuration !== seconds) flow.style.animationDuration = seconds;
     });
-    const row = (edge) => h("tr", {}, h("td", {}, edge.from), h("td", {}, edge.to), h("td", {}, rate(edge.rates.per_second)), h("td", {}, share(edge.rates.success)), h("td", {}, edge.mtls ? "mutual TLS" : "not seen"));
+    const row = (edge) => h("tr", {}, h("td", {}, edge.from), h("td", {}, edge.to), h("td", {}, rate(edge.rates.per_second)), h("td", {}, share(edge.rates.success)), h("td", {}, edge.mtls ? "mutual TLS" : "not observed"));
     table.replaceChildren(h("caption", {}, "Calls between services"), h("tr", {}, ...["from", "to", "rate", "success", "encrypted"].map((name) => h("th", {}, name))), ...edges.map(row));
   }
 

@@ -14,7 +14,7 @@ export function list({ label, columns, verdict, sort, hint }) {
   const template = columns.map((column) => column.width ?? "1fr").join(" ");
   const names = h("div", { class: "row names", role: "row", "aria-rowindex": 1 });
   const body = h("div", { class: "body", role: "rowgroup" });
-  const empty = h("p", { class: "empty" }, "Nothing here yet.");
+  const empty = h("p", { class: "empty" }, "No entries yet.");
   const scroll = h("div", { class: "scroll", role: "table", "aria-label": label, tabindex: 0, scroll: draw }, h("div", { role: "rowgroup" }, names), body);
   const count = h("span", { class: "note" });
   // Announced by screen readers after a filter change only, not after each update.

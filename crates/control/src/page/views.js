@@ -33,7 +33,7 @@ export function topology() {
   const more = h("span", { class: "note" });
   const empty = h("p", { class: "empty" }, "No service has received requests yet. Requests appear here within a few seconds.");
   const swatch = (state, text) => h("span", {}, h("i", { class: `swatch ${state}` }), text);
-  const legend = h("div", { class: "legend" }, swatch("good", "99 % or more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "below 95 %: failing"), swatch("", "idle"), swatch("route", "forwarded by a route"), h("span", {}, "The lock: mutual TLS, both ends verified"));
+  const legend = h("div", { class: "legend" }, swatch("good", "99 % or more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "below 95 %: failing"), swatch("", "idle"), swatch("route", "forwarded by a route"), h("span", {}, "Lock: mutual TLS, both peers verified"));
   const card = h("section", { class: "card" }, picture.element, empty, legend);
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Topology"), more), card);
   return view(element, ["/traffic", "/services"], (traffic, services) => {
