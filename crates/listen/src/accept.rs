@@ -198,7 +198,7 @@ impl<L: Accept> Listener<L> {
             tracing::warn!(
                 server = self.server,
                 %error,
-                "connections cannot be accepted; trying again several times a second"
+                "cannot accept connections; retrying several times per second"
             );
         }
     }

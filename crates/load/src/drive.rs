@@ -46,10 +46,10 @@ pub enum DriveError {
     #[error("cannot create the timer that paces requests: raise the limit of open files")]
     Timer(#[source] io::Error),
     /// The kernel provided no thread, or no event queue for one.
-    #[error("a thread of the load generator cannot be started")]
+    #[error("cannot start a thread of the load generator")]
     Thread(#[source] io::Error),
     /// A thread ended without a report.
-    #[error("a thread of the load generator has failed")]
+    #[error("a thread of the load generator failed")]
     Failed,
 }
 

@@ -42,14 +42,14 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
             Some(queue) => queue,
             None => match LineQueue::start("access-log", std::io::stdout()) {
                 Ok(queue) => out.insert(queue),
-                Err(error) => return tracing::error!(%error, "the access log cannot be written"),
+                Err(error) => return tracing::error!(%error, "cannot write the access log"),
             },
         };
         while queue.push(text.as_bytes()).is_err() {
             tokio::time::sleep(FULL_EVERY).await;
         }
         if queue.is_closed() {
-            return tracing::error!("the access log cannot be written: its reader has left");
+            return tracing::error!("cannot write the access log: its reader has closed it");
         }
     }
     // The caller bounds the wait for a blocked reader.

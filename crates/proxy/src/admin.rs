@@ -110,7 +110,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), answer);
             if let Ok(Err(error)) = pages::serve(&half_open, served, phase).await {
-                tracing::debug!(%error, "an admin connection ended badly");
+                tracing::debug!(%error, "admin connection failed");
             }
             drop(slot);
         });
@@ -124,10 +124,7 @@ pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc
     while let Some(Query { path, deadline, mut answer, .. }) = queries.recv().await {
         let page = async {
             let Ok(request) = Request::get(&path).body(()) else {
-                return ProxyAnswer {
-                    status: 400,
-                    body: b"the path is no path of HTTP\n".to_vec(),
-                };
+                return ProxyAnswer { status: 400, body: b"invalid HTTP path\n".to_vec() };
             };
             let (head, body) = page_at(&admin, &request).await.into_parts();
             let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();

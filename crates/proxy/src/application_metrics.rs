@@ -89,13 +89,13 @@ pub(crate) enum Unread {
     #[error("too many concurrent scrapes")]
     Busy,
     /// The response is not HTTP, or is too large.
-    #[error("the answer cannot be read: {0}")]
+    #[error("the response cannot be read: {0}")]
     Broken(String),
     /// The response has a status other than 200.
-    #[error("the answer has status {0}")]
+    #[error("the response has status {0}")]
     Status(u16),
     /// The response is not UTF-8 text.
-    #[error("the answer is not UTF-8")]
+    #[error("the response is not UTF-8")]
     Text,
     /// The response is not in the exposition format.
     #[error(transparent)]

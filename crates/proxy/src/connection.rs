@@ -114,7 +114,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
         let reason = Reason::RevokedPeer.label();
         if let Some(line) = worker.log_line(peer) {
             let suppressed = line.suppressed;
-            tracing::info!(%peer, reason, suppressed, "a connection is rejected");
+            tracing::info!(%peer, reason, suppressed, "connection rejected");
         }
         worker.shard.refuse(reason);
         return;

@@ -34,7 +34,7 @@ impl ControlAddress {
             Self::Name { host, port } => {
                 let found = tokio::net::lookup_host((host.as_str(), *port)).await;
                 let at = |error: io::Error| {
-                    io::Error::new(error.kind(), format!("`{host}` is not resolved: {error}"))
+                    io::Error::new(error.kind(), format!("cannot resolve `{host}`: {error}"))
                 };
                 Ok(found.map_err(at)?.take(ADDRESSES_MAX).collect())
             }
@@ -68,7 +68,7 @@ impl ReachedAddresses {
                 let error = match outcome {
                     Ok(Ok(_)) => "the name has no address".to_owned(),
                     Ok(Err(error)) => error.to_string(),
-                    Err(_) => format!("`{control}` is not resolved within {RESOLUTION_MAX:?}"),
+                    Err(_) => format!("cannot resolve `{control}` within {RESOLUTION_MAX:?}"),
                 };
                 tracing::info!(%control, address = %last, "{error}; the last known address is used");
                 Ok(vec![last])
@@ -143,7 +143,7 @@ impl FromStr for ControlAddress {
 
 /// A text that is neither an address nor a name with a port.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address and no name with a port: use 192.0.2.1:15010 or NAME:15010")]
+#[error("`{0}` is neither an address nor a name with a port: use 192.0.2.1:15010 or NAME:15010")]
 pub struct InvalidAddress(String);
 
 /// The maximum time to resolve a name if an address is known.

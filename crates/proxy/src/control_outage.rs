@@ -119,15 +119,15 @@ impl Ended {
     /// Returns a short description of the failure, for the start of a log line.
     fn problem(&self) -> &'static str {
         match self {
-            Self::Io(error) if is_untrusted(error) => "the control plane cannot be trusted",
-            Self::Untrusted { .. } => "the control plane cannot be trusted",
-            Self::Io(_) | Self::Late => "the control plane is out of reach",
+            Self::Io(error) if is_untrusted(error) => "the control plane is not trusted",
+            Self::Untrusted { .. } => "the control plane is not trusted",
+            Self::Io(_) | Self::Late => "the control plane is unreachable",
             Self::Join(JoinError::Refused { .. }) => "the control plane rejected the join",
             Self::Join(_) => "the join failed",
             Self::Unproved(_) => "the proxy cannot join",
             Self::Tls(_) | Self::Certificate(_) => "the certificate cannot be used",
-            Self::Stream(FollowError::Goodbye(_)) => "the control plane ended the connection",
-            Self::Stream(_) => "the connection to the control plane ended",
+            Self::Stream(FollowError::Goodbye(_)) => "the control plane closed the connection",
+            Self::Stream(_) => "the connection to the control plane was lost",
         }
     }
 
@@ -198,9 +198,9 @@ mod tests {
         let foreign = || Ended::Io(std::io::Error::other(untrusted.clone()));
         assert!(foreign().in_join(true).is_final() && !foreign().in_join(false).is_final());
         let named = [
-            (unreachable, "the control plane is out of reach: connection refused"),
+            (unreachable, "the control plane is unreachable: connection refused"),
             (rejected(true), "the control plane rejected the join: used"),
-            (goodbye, "the control plane ended the connection: another proxy"),
+            (goodbye, "the control plane closed the connection: another proxy"),
         ];
         for (ended, expected) in named {
             assert_eq!(format!("{}: {}", ended.problem(), ended.reason()), expected);

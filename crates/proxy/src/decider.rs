@@ -52,7 +52,7 @@ struct Contact {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoAnswer {
     /// The timeout has expired.
-    #[error("it did not answer in time")]
+    #[error("it did not respond in time")]
     Late,
     /// The service cannot be reached.
     #[error("it cannot be reached: {0}")]
@@ -61,16 +61,16 @@ pub(crate) enum NoAnswer {
     #[error("it cannot be reached: {}", .0.label())]
     Mesh(Reason),
     /// The service responded with this HTTP status.
-    #[error("it answered with status {0}")]
+    #[error("it responded with status {0}")]
     Status(u16),
     /// The service responded with this gRPC status.
-    #[error("it answered with status {0} of gRPC")]
+    #[error("it responded with gRPC status {0}")]
     Grpc(String),
     /// The response is not a valid gRPC response.
-    #[error("it does not speak gRPC, or the connection broke: {0}")]
+    #[error("it does not support gRPC, or the connection failed: {0}")]
     Protocol(String),
     /// The response message cannot be used.
-    #[error("its answer cannot be used: {0}")]
+    #[error("its response is invalid: {0}")]
     Unusable(String),
 }
 

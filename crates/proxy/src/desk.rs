@@ -195,7 +195,7 @@ pub(crate) async fn keep_listeners(
             let problems = listeners.reconcile(&follower.config, plan).await;
             failures = if problems.is_empty() { 0 } else { failures.saturating_add(1) };
             for problem in &problems {
-                tracing::error!(%problem, failures, "a listener is closed and will be tried again");
+                tracing::error!(%problem, failures, "cannot open a listener; retrying");
             }
             let closed: BTreeMap<String, String> = problems.iter().map(closed).collect();
             follower.world.conditions.replace(kind::LISTENER_CLOSED, closed.clone());

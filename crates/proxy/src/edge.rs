@@ -25,7 +25,7 @@ pub(crate) fn configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)>) -> 
             .is_none_or(|it| !Arc::ptr_eq(it, plan))
     {
         for bad in &plan.bad {
-            tracing::warn!(gateway = %gateway.name, %bad, "a rule of the gateway is left out");
+            tracing::warn!(gateway = %gateway.name, %bad, "gateway rule ignored");
         }
     }
     let ports = gateway.ports.iter().filter_map(|port| match &port.serves {
@@ -62,12 +62,13 @@ fn built(gateway: &Gateway, port: u16, listeners: &[GatewayListener]) -> Option<
     match edge_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
         Ok((config, bad)) => {
             for bad in bad {
-                tracing::error!(gateway = %gateway.name, port, %bad, "a certificate of a gateway listener cannot be used");
+                tracing::error!(gateway = %gateway.name, port, %bad, "gateway listener certificate is not \
+                    usable");
             }
             Some(config)
         }
         Err(error) => {
-            tracing::error!(gateway = %gateway.name, port, %error, "a port of the gateway is closed");
+            tracing::error!(gateway = %gateway.name, port, %error, "gateway port not open");
             None
         }
     }

@@ -174,7 +174,7 @@ impl Follower {
         match lines {
             0 => self.world.conditions.clear(kind, subject),
             _ => {
-                let reason = format!("lines that its output did not take: {lines}");
+                let reason = format!("lines that its output did not accept: {lines}");
                 self.world.conditions.set(kind, subject, reason);
             }
         }
@@ -323,7 +323,7 @@ impl leno_discovery::Follower for Station<'_> {
         let path = query.path.clone();
         let sent = self.follower.queries.as_ref().map(|queries| queries.try_send(query));
         if !matches!(sent, Some(Ok(()))) {
-            tracing::debug!(path, "a query of the control plane is dropped");
+            tracing::debug!(path, "dropping a query of the control plane");
         }
     }
 }
@@ -459,22 +459,22 @@ pub(crate) enum Ended {
     #[error("it cannot be reached: {0}")]
     Io(#[from] std::io::Error),
     #[error(
-        "{cause}: the token was made for another mesh, or another server has the address of the control plane"
+        "{cause}: the token is for another mesh, or another server uses the address of the control plane"
     )]
     Untrusted {
         cause: std::io::Error,
         /// True for a one-time token, which cannot change by itself.
         is_final: bool,
     },
-    #[error("it did not answer in time")]
+    #[error("it did not respond in time")]
     Late,
-    #[error("TLS cannot be configured: {0}")]
+    #[error("cannot configure TLS: {0}")]
     Tls(#[from] TlsError),
     #[error(transparent)]
     Unproved(#[from] Unproved),
     #[error(transparent)]
     Join(#[from] JoinError),
-    #[error("the certificate it issued cannot be used: {0}")]
+    #[error("the certificate that it issued is not usable: {0}")]
     Certificate(#[from] renew::Unusable),
     #[error(transparent)]
     Stream(FollowError),

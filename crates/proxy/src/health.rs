@@ -121,7 +121,7 @@ impl Health {
 
     async fn probe(&self, path: &str) -> Response<Full<Bytes>> {
         let Some(probe) = self.config.probes.at(path) else {
-            return text(StatusCode::NOT_FOUND, "there is no such probe\n".into());
+            return text(StatusCode::NOT_FOUND, "no such probe\n".into());
         };
         let made = match timeout(TURN_WAIT, self.probing.acquire()).await {
             Ok(Ok(_turn)) => probe.make(self.config.probed_at(), &self.config.interception).await,
@@ -131,14 +131,14 @@ impl Health {
         match made {
             Ok(()) => text(StatusCode::OK, "well\n".into()),
             Err(unwell) => {
-                tracing::debug!(path, %unwell, "a probe of the application failed");
+                tracing::debug!(path, %unwell, "application probe failed");
                 text(unwell.status(), format!("{unwell}\n"))
             }
         }
     }
 }
 
-const NO_METRICS: &str = "metrics are not open to this address: see --metrics-from (in Kubernetes the \
+const NO_METRICS: &str = "metrics are not available to this address: see --metrics-from (in Kubernetes the \
                           annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
 /// Concurrent connections; further ones wait. At most half of them may be without a request, and a quarter may

@@ -92,7 +92,7 @@ impl Keeper {
             state.write_again();
         });
         if written.await.is_err() {
-            tracing::error!("writing the state again panicked");
+            tracing::error!("restoring the state directory panicked");
         }
     }
 }

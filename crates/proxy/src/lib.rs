@@ -125,7 +125,7 @@ pub struct Proxy {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The admin address cannot be bound.
-    #[error("the admin page cannot listen at {address}: {cause}; use --admin with a free address")]
+    #[error("cannot serve the admin page at {address}: {cause}; use --admin with a free address")]
     Admin {
         /// The address.
         address: SocketAddr,
@@ -141,7 +141,7 @@ pub enum StartError {
         cause: std::io::Error,
     },
     /// The state directory cannot be used.
-    #[error("the state directory {path} cannot be used: {cause}; use --state with another")]
+    #[error("cannot use the state directory {path}: {cause}; choose another one with --state")]
     State {
         /// The directory.
         path: std::path::PathBuf,
@@ -149,7 +149,7 @@ pub enum StartError {
         cause: std::io::Error,
     },
     /// A data thread cannot be started.
-    #[error("a data thread cannot be started: {0}")]
+    #[error("cannot start a data thread: {0}")]
     Thread(std::io::Error),
     /// The certificate expired, and the proxy is configured to end then.
     #[error("the certificate has expired, and no control plane renewed it in time: join again")]
@@ -306,7 +306,10 @@ impl Proxy {
         if tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await.is_ok() {
             state.release();
         } else {
-            tracing::warn!("the disk is slow: a successor waits until this one has ended");
+            tracing::warn!(
+                "slow disk: the next process can use the state directory only after this one \
+                has exited"
+            );
         }
         tasks.run_until(withdraw(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
@@ -340,7 +343,7 @@ async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<Tc
             Ok(listener) => return Ok(listener),
             Err(error) => tracing::warn!(
                 address = %before, %error,
-                "the admin page cannot have the address of the last run: it gets another one"
+                "the admin page's address of the last run is not available: using another one"
             ),
         }
     }

@@ -82,7 +82,7 @@ async fn drain(worker: &Rc<Worker>, Counts { listeners, open }: &Counts) {
         until_none(open).await;
     };
     if tokio::time::timeout(limits.drain_timeout, finished).await.is_err() {
-        tracing::warn!(open = open.get(), "draining took too long: connections are cut off");
+        tracing::warn!(open = open.get(), "drain timeout: closing the remaining connections");
     }
 }
 
@@ -103,7 +103,7 @@ async fn accept(
     let _listening = Open::new(&counts, |counts| &counts.listeners);
     let mut listener = match TcpListener::from_std(listener) {
         Ok(listener) => Listener::new("proxy", listener),
-        Err(error) => return tracing::error!(?gate, %error, "a listener cannot be used"),
+        Err(error) => return tracing::error!(?gate, %error, "cannot use a listener"),
     };
     let mut closed = None;
     loop {

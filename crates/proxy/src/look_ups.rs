@@ -182,7 +182,7 @@ impl Answerer {
             let answerer = self.clone();
             tokio::task::spawn_local(async move {
                 let ended = timeout(LIFE_MAX, answerer.converse(tcp)).await;
-                tracing::trace!(?ended, "a connection for look-ups ended");
+                tracing::trace!(?ended, "DNS connection ended");
                 drop(slot);
             });
         }

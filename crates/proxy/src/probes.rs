@@ -94,7 +94,7 @@ impl FromStr for Probes {
 #[derive(Debug, thiserror::Error)]
 pub enum ProbesError {
     /// The text is not JSON of this form.
-    #[error("the probes are not as expected: {0}")]
+    #[error("invalid probes: {0}")]
     Json(#[from] serde_json::Error),
     /// A probe has no action, or two.
     #[error(
@@ -188,15 +188,15 @@ impl fmt::Display for Unwell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect(port, kind) => {
-                write!(f, "the application takes no connection at port {port}: {kind}")
+                write!(f, "the application accepts no connection on port {port}: {kind}")
             }
-            Self::Late => f.write_str("the application did not answer in time"),
-            Self::Busy => f.write_str("the sidecar makes too many probes at the moment"),
-            Self::Broken => f.write_str("the application sent no valid answer"),
-            Self::Status(status) => write!(f, "the application answered with status {status}"),
+            Self::Late => f.write_str("the application did not respond in time"),
+            Self::Busy => f.write_str("the sidecar runs too many probes at the same time"),
+            Self::Broken => f.write_str("the application sent no valid response"),
+            Self::Status(status) => write!(f, "the application responded with status {status}"),
             Self::Grpc => f.write_str("the application's health service rejected the check"),
             Self::NotServing => {
-                f.write_str("the application's health service reports that it does not serve")
+                f.write_str("the application's health service reports that it is not serving")
             }
         }
     }

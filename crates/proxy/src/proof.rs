@@ -79,12 +79,12 @@ impl Unproved {
 pub(crate) enum Unproved {
     #[error("there is no valid certificate and no token; pass --token-file with a new one")]
     Nothing,
-    #[error("the token file cannot be used: {0}")]
+    #[error("cannot use the token file: {0}")]
     Bundle(#[from] JoinBundleError),
     #[error("{} cannot be read: {cause}", file.display())]
     File { file: PathBuf, cause: io::Error },
-    #[error("{} is empty: a service account token is expected there", .0.display())]
+    #[error("{} is empty: expected a service account token", .0.display())]
     Empty(PathBuf),
-    #[error("the roots in {} cannot be used: {cause}", file.display())]
+    #[error("cannot use the roots in {}: {cause}", file.display())]
     Roots { file: PathBuf, cause: RootsError },
 }

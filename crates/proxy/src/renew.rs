@@ -29,7 +29,7 @@ pub(crate) fn accept(
     follower.state.note_certificate(&saved);
     if let Err(error) = saved {
         // The proxy continues; the certificate is only missing after a restart without a control plane.
-        tracing::warn!(%error, "the certificate cannot be kept on disk");
+        tracing::warn!(%error, "cannot write the certificate to disk");
     }
     Ok(adopt(follower, credential))
 }
@@ -87,7 +87,7 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
                 tokio::time::sleep(RETRY_MAX).await;
                 continue;
             }
-            tracing::warn!(%reason, "the certificate was not renewed; trying again");
+            tracing::warn!(%reason, "certificate not renewed; retrying");
             let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
             tokio::time::sleep((left / 20).clamp(RETRY_MIN, RETRY_MAX)).await;
         }
@@ -168,9 +168,9 @@ pub(crate) enum Unusable {
     Roots(#[from] RootsError),
     #[error(transparent)]
     Credential(#[from] CredentialError),
-    #[error("it names another workload")]
+    #[error("it is for another workload")]
     OtherWorkload,
-    #[error("the control plane did not answer")]
+    #[error("the control plane did not respond")]
     Unanswered,
     #[error("the control plane rejected the request: {0}")]
     Refused(String),

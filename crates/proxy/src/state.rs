@@ -60,13 +60,14 @@ impl StateDir {
                 io::ErrorKind::InvalidData | io::ErrorKind::ResourceBusy => return Err(error),
                 _ => {
                     // A full disk must not keep a proxy from its stored snapshot.
-                    tracing::warn!(%error, "the state directory cannot be locked");
+                    tracing::warn!(%error, "cannot lock the state directory");
                     Lock::Absent
                 }
             },
         };
         if let Err(error) = remove_drafts(path) {
-            tracing::warn!(%error, "temporary files of the previous run cannot be removed from the state directory");
+            tracing::warn!(%error, "cannot remove temporary files of the previous run from the state \
+                directory");
         }
         let lock = Arc::new(Mutex::new(lock));
         let (written, unwritten, failed) = (Arc::default(), Arc::default(), Arc::default());
@@ -83,7 +84,7 @@ impl StateDir {
         if let Lock::Held(file) = lock
             && let Err(error) = file.unlock()
         {
-            tracing::warn!(%error, "the state directory cannot be released");
+            tracing::warn!(%error, "cannot release the state directory");
         }
     }
 
@@ -105,7 +106,7 @@ impl StateDir {
     pub(crate) fn restore(&self, world: Option<&[u8]>) {
         if let Err(error) = self.lock_again() {
             if self.unwritten().failed(LOCK_FILE, b"", &error) {
-                tracing::warn!(%error, "the state directory was removed and cannot be created again yet");
+                tracing::warn!(%error, "the state directory was removed, and creating it again fails");
             }
             return;
         }
@@ -198,7 +199,7 @@ impl StateDir {
         match read_regular(&self.path.join(name), FileOrigin::Leno, FILE_BYTES_MAX) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(name, %error, "a file of the state directory cannot be read");
+                tracing::warn!(name, %error, "cannot read a file of the state directory");
                 None
             }
         }
@@ -212,7 +213,7 @@ impl StateDir {
             Ok(()) => self.unwritten().written(name),
             Err(error) => {
                 if self.unwritten().failed(name, bytes, &error) {
-                    tracing::warn!(name, %error, "the state directory cannot be written");
+                    tracing::warn!(name, %error, "cannot write the state directory");
                 }
                 self.failed.notify_one();
             }
@@ -268,7 +269,7 @@ fn locked(directory: &Path) -> io::Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another proxy serves from it"))
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another proxy uses it"))
         }
         Err(TryLockError::Error(error)) => Err(error),
     }

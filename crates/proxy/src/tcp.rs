@@ -496,7 +496,7 @@ pub(crate) async fn http2_tunnel(
         let (sent, received) = (Cell::new(0), Cell::new(0));
         let carried = relay(&mut plain, &stream, Towards::Link, patience, (&sent, &received)).await;
         if let Err(reason) = carried {
-            tracing::debug!(reason = reason.label(), "a tunnel of HTTP/2 broke");
+            tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }
     });
     let greeted = timeout(worker.config.limits.connect_timeout, greet(far, ())).await;

@@ -154,7 +154,7 @@ impl Worker {
     pub(crate) fn log_misuse(&self, peer: SocketAddr, error: LinkError) {
         if let Some(line) = self.log_line(peer) {
             let suppressed = line.suppressed;
-            tracing::warn!(%peer, %error, suppressed, "a peer broke the link protocol");
+            tracing::warn!(%peer, %error, suppressed, "peer violated the link protocol");
         }
     }
 

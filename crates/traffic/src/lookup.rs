@@ -151,7 +151,7 @@ impl Lookup {
         for column in &self.columns {
             debug_assert!(
                 !matches!(column.key, Key::Beginning | Key::Namespace | Key::Account),
-                "these are asked otherwise"
+                "other conditions have their own index"
             );
             best = first_before(best, column.held(request), &fits);
         }

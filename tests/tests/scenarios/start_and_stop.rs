@@ -236,7 +236,7 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     let taken = std::net::TcpListener::bind(&before[0]).unwrap();
     let third = up(folder.path());
     third.wait_for_line(
-        "the admin page cannot have the address of the last run",
+        "the admin page's address of the last run is not available",
         Duration::from_secs(60),
     );
     eventually("both sidecars are connected", Duration::from_secs(30), || {

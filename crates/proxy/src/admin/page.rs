@@ -14,7 +14,7 @@ use crate::drain::Phase;
 /// Returns the reason why the proxy is not ready; `None` if it is.
 pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     if *admin.phase.borrow() != Phase::Serving {
-        return Some("the proxy is being stopped");
+        return Some("the proxy is stopping");
     }
     let Some(credential) = admin.world.credential() else {
         return Some("waiting for a certificate");
@@ -26,7 +26,7 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
         return Some("waiting for the first snapshot");
     };
     let Some(doors) = admin.doors.now() else {
-        return Some("opening the doors");
+        return Some("opening the outbound listeners");
     };
     let is_open = |name: String| doors.open.contains_key(&name);
     let redirects = matches!(admin.config.interception, Interception::Redirect { .. });
@@ -36,7 +36,7 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     let gateway = || scene.plans.snapshot.plan.gateway.clone();
     match admin.is_gateway.then(gateway) {
         None => None,
-        Some(None) => Some("waiting for a Gateway of which this is a proxy"),
+        Some(None) => Some("waiting for the Gateway of this proxy"),
         Some(Some(gateway)) => {
             // Once one listener is open, an attempt was made for each. A port in use does not affect the
             // others.

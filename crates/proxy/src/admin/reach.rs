@@ -21,7 +21,7 @@ use crate::upstream::connect::{Way, session, tcp};
 pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, String> {
     let name = query.split('&').find_map(|pair| pair.strip_prefix("service="));
     let name = name.and_then(|name| name.parse::<ServiceName>().ok());
-    let name = name.ok_or("say of which service: /reach?service=NAMESPACE/NAME\n")?;
+    let name = name.ok_or("the service is missing: use /reach?service=NAMESPACE/NAME\n")?;
     let Ok(_turn) = admin.reaching.acquire().await else { return Err("it ends\n".to_owned()) };
     let (known, endpoints) = match admin.world.with_service(&name, DISCOVERY_PATIENCE).await {
         Ok((scene, _)) => {

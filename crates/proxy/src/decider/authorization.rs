@@ -172,7 +172,7 @@ fn told_headers(
 pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     let answer = CheckResponse::decode(answer).map_err(unusable)?;
     if answer.error.is_some() {
-        return Err(NoAnswer::Grpc("it failed itself".to_owned()));
+        return Err(NoAnswer::Grpc("it reported an error".to_owned()));
     }
     let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
     match (is_ok, answer.denied, answer.ok) {
@@ -184,7 +184,7 @@ pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, 
 
 fn allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
-        return Err(unusable("it changes the query, which is not done here"));
+        return Err(unusable("it changes the query string, which is not supported"));
     }
     let changes = |options: Vec<HeaderValueOption>, default| {
         options.into_iter().map(move |it| change(it, default)).collect::<Result<Vec<_>, _>>()
@@ -232,7 +232,7 @@ fn change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAns
         (None, 0) => default,
         (None, 1) => How::IfAbsent,
         (None, 3) => How::IfPresent,
-        (None, action) => return Err(unusable(format!("append_action {action} is not known"))),
+        (None, action) => return Err(unusable(format!("append_action {action} is unknown"))),
     };
     Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how })
 }

@@ -77,7 +77,7 @@ pub(crate) fn verdict(
             let full = statuses.iter().filter(|status| status.code == OVER_LIMIT);
             Ok(Verdict::Full { answer, wait: full.filter_map(until_reset).max() })
         }
-        code => Err(unusable(format!("overall_code {code} is not known"))),
+        code => Err(unusable(format!("overall_code {code} is unknown"))),
     }
 }
 

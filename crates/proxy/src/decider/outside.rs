@@ -205,9 +205,9 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
     };
     greet_new(connect).await.map_err(|error| match error {
         NoAnswer::Mesh(Reason::ConnectFailed) => {
-            NoAnswer::Unreachable("it ends connections before a request".to_owned())
+            NoAnswer::Unreachable("it closes connections before a request".to_owned())
         }
-        NoAnswer::Mesh(_) => NoAnswer::Unreachable("it does not speak HTTP/2".to_owned()),
+        NoAnswer::Mesh(_) => NoAnswer::Unreachable("it does not support HTTP/2".to_owned()),
         error => error,
     })
 }

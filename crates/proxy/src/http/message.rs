@@ -35,19 +35,19 @@ pub(crate) struct Writer {
 /// The reason why a head could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
-    #[error("the connection broke")]
+    #[error("the connection failed")]
     Io(#[from] io::Error),
-    #[error("the peer ended the connection inside a message")]
+    #[error("the peer closed the connection within a message")]
     Ended,
-    #[error("the peer stopped in the middle of a body")]
+    #[error("the peer stopped within a body")]
     Stalled,
     #[error("the peer reset the stream: {0:?}")]
     Reset(ResetCode),
-    #[error("the peer broke a rule of HTTP/2")]
+    #[error("the peer violated the HTTP/2 protocol")]
     Protocol,
-    #[error("the peer speaks HTTP/2")]
+    #[error("the peer uses HTTP/2")]
     SpeaksHttp2,
-    #[error("a body is not as long as its head declared")]
+    #[error("the length of a body differs from the declared length")]
     LengthMismatch,
     #[error(transparent)]
     Malformed(#[from] Malformed),

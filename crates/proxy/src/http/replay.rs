@@ -86,7 +86,7 @@ impl<'a> Kept<'a> {
 
     /// Starts again at the first byte; permitted only while no part is lost.
     pub(crate) fn rewind(&mut self) {
-        debug_assert!(!self.hold.is_lost(), "what is lost cannot be sent again");
+        debug_assert!(!self.hold.is_lost(), "a request with lost bytes cannot be replayed");
         self.hold.next.set(0);
     }
 

@@ -143,6 +143,6 @@ fn side(side: Side) -> &'static str {
 
 /// The sentence for clients that use HTTP/2 on the HTTP proxy port.
 const HTTP_PROXY: &str =
-    "The port of the HTTP proxy speaks HTTP/1.1, and the client sent HTTP/2 with prior knowledge.";
+    "The HTTP proxy supports HTTP/1.1 only, and the client sent HTTP/2 with prior knowledge.";
 /// The field with the status of a call.
 const GRPC_STATUS: &str = "grpc-status";

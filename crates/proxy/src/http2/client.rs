@@ -387,7 +387,7 @@ pub(crate) async fn greet(
     tokio::task::spawn_local(async move {
         let _kept = kept;
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "an HTTP/2 connection to a server broke");
+            tracing::debug!(%error, "HTTP/2 connection to a server failed");
         }
     });
     Ok(send)

@@ -134,7 +134,7 @@ async fn carry(
                 if error.is_go_away() && error.is_library() {
                     session.worker.shard.refuse(Reason::BadRequest.label());
                 }
-                tracing::debug!(%error, "an HTTP/2 connection broke");
+                tracing::debug!(%error, "HTTP/2 connection failed");
                 return End::Early;
             }
             Ok(None) => return End::InOrder,

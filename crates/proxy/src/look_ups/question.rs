@@ -70,7 +70,7 @@ impl fmt::Display for ClusterDomain {
 
 /// A text that is not a valid domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("is not the domain of a cluster; use one such as cluster.local")]
+#[error("is not a cluster domain; use one such as cluster.local")]
 pub struct BadDomain;
 
 /// The result of parsing a packet.

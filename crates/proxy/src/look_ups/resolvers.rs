@@ -53,15 +53,15 @@ impl Resolvers {
             };
             match timeout(patience, answer).await {
                 Ok(Ok(answer)) if gives_up(&answer) => {
-                    tracing::debug!(%server, "a name server has no answer");
+                    tracing::debug!(%server, "name server returned an error");
                     kept.get_or_insert(answer);
                 }
                 Ok(Ok(answer)) => {
                     self.last.set(Some(server));
                     return Some(answer);
                 }
-                Ok(Err(error)) => tracing::debug!(%server, %error, "a name server failed"),
-                Err(_) => tracing::debug!(%server, "a name server does not answer"),
+                Ok(Err(error)) => tracing::debug!(%server, %error, "query to a name server failed"),
+                Err(_) => tracing::debug!(%server, "name server does not respond"),
             }
         }
         kept

@@ -214,10 +214,10 @@ fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
             r#"{"app": {"liveness": {"tcpSocket": {"port": 1}, "httpGet": {"port": 1}}}}"#,
             "the liveness probe of container `app`",
         ),
-        (r#"{"app": {"readiness": {"tcpSocket": {"port": 0}}}}"#, "not as expected"),
-        (r#"{"app": {"readiness": {"tcpSocket": {"port": "http"}}}}"#, "not as expected"),
-        (r#"{"app": {"ready": {"tcpSocket": {"port": 1}}}}"#, "not as expected"),
-        ("", "not as expected"),
+        (r#"{"app": {"readiness": {"tcpSocket": {"port": 0}}}}"#, "invalid probes"),
+        (r#"{"app": {"readiness": {"tcpSocket": {"port": "http"}}}}"#, "invalid probes"),
+        (r#"{"app": {"ready": {"tcpSocket": {"port": 1}}}}"#, "invalid probes"),
+        ("", "invalid probes"),
     ] {
         let error = Probes::parse(bad).unwrap_err().to_string();
         assert!(error.contains(expected), "{bad}: {error}");
@@ -243,6 +243,6 @@ fn the_kubelet_gets_the_status_of_the_application_and_a_gateway_status_without_o
     ] {
         assert_eq!(unwell.status().as_u16(), status, "{unwell}");
     }
-    let text = "the application takes no connection at port 8080: connection refused";
+    let text = "the application accepts no connection on port 8080: connection refused";
     assert_eq!(refused.to_string(), text);
 }

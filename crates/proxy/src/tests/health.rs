@@ -80,7 +80,7 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
         assert!(answers[1].1.contains("waiting for a certificate"), "{answers:?}");
         assert!(answers[2].1.contains("--metrics-from"), "{answers:?}");
         assert!(answers[4].1.contains("status 418") && !answers[4].1.contains("secret"));
-        assert!(answers[5].1.contains("takes no connection at port"), "{answers:?}");
+        assert!(answers[5].1.contains("accepts no connection on port"), "{answers:?}");
     });
 }
 

@@ -73,7 +73,7 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
             let message = field("grpc-message").map(str::to_owned);
             let (body, _) = super::http2::whole(response.into_body()).await;
             let text = message.unwrap_or_else(|| String::from_utf8(body).unwrap());
-            assert!(text.contains("The port of the HTTP proxy speaks HTTP/1.1"), "{text}");
+            assert!(text.contains("The HTTP proxy supports HTTP/1.1 only"), "{text}");
             drop(driven.await.unwrap());
             assert!(client.ready().await.is_err(), "the connection has ended");
         }

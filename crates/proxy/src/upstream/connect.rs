@@ -401,10 +401,10 @@ fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worke
         };
         let endpoint = upstream.endpoint.address;
         if is_silent {
-            tracing::debug!(%endpoint, "a link is silent");
+            tracing::debug!(%endpoint, "link does not respond");
             upstream.suspend(link, &worker);
         } else {
-            tracing::debug!(%endpoint, "a silent link has resumed");
+            tracing::debug!(%endpoint, "link responds again");
             upstream.resume(link);
         }
     });

@@ -172,7 +172,8 @@ impl Watch {
                     state.out.retain(|(out, ..)| *out != slot);
                     state.out.push((slot, cause, Instant::now()));
                     let cause = cause.as_str();
-                    let pause = pause.map_or("until it is well".to_owned(), |it| format!("{it:?}"));
+                    let pause =
+                        pause.map_or("until it is healthy".to_owned(), |it| format!("{it:?}"));
                     tracing::warn!(%workload, %service, port, cause, pause, %policy, "endpoint ejected");
                 }
                 Event::Returned { .. } => {

@@ -119,7 +119,7 @@ fn bounds_hold_the_sick_go_and_the_well_come_back() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed);
         world.pass(Duration::from_secs(3));
-        assert_eq!(world.out(), 0, "seed {seed}: nobody failed");
+        assert_eq!(world.out(), 0, "seed {seed}: no endpoint failed");
         for slot in 0..world.sick.len() {
             world.sick[slot] = world.chance.below(3) == 0;
         }
@@ -129,11 +129,11 @@ fn bounds_hold_the_sick_go_and_the_well_come_back() {
             .filter(|slot| world.sick[*slot] && world.removed.standing(*slot) != Standing::In)
             .count();
         assert_eq!(gone, sick.min(world.room()), "seed {seed}: within two windows");
-        assert_eq!(world.out(), gone, "seed {seed}: only the sick");
+        assert_eq!(world.out(), gone, "seed {seed}: only the unhealthy");
         removals += gone;
         world.sick.fill(false);
         world.pass(BASE * 4 + Duration::from_secs(5));
-        assert_eq!(world.out(), 0, "seed {seed}: all are well");
+        assert_eq!(world.out(), 0, "seed {seed}: all are healthy");
     }
     assert!(removals > 100, "{removals}");
 }

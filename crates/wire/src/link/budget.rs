@@ -30,7 +30,7 @@ impl Budget {
         self.idle_frames = self
             .idle_frames
             .checked_sub(1)
-            .ok_or(LinkError::Flood { what: "frames that do nothing" })?;
+            .ok_or(LinkError::Flood { what: "frames without effect" })?;
         Ok(())
     }
 
@@ -85,7 +85,7 @@ impl Budget {
         self.late_bytes = self
             .late_bytes
             .checked_sub(u64::from(length))
-            .ok_or(LinkError::Flood { what: "data for streams that are over" })?;
+            .ok_or(LinkError::Flood { what: "data for closed streams" })?;
         Ok(())
     }
 

@@ -159,8 +159,8 @@ impl GoAwayCode {
 pub enum LinkError {
     /// The peer's HELLO has another version.
     #[error(
-        "link: the peer speaks version {theirs}, this sidecar speaks {VERSION}; \
-         run releases that share a version"
+        "link: the peer uses version {theirs}, this sidecar version {VERSION}; run releases that share a \
+         version"
     )]
     Version {
         /// The peer's version.
@@ -213,7 +213,7 @@ pub enum LinkError {
         what: &'static str,
     },
     /// The peer keeps sending requests and does not read the responses.
-    #[error("link: {bytes} bytes wait for a peer that does not read")]
+    #[error("link: {bytes} bytes are queued for a peer that does not read")]
     Stalled {
         /// The size of the pending output.
         bytes: usize,
@@ -244,19 +244,19 @@ pub enum OpenError {
     #[error("link: all streams are in use")]
     Full,
     /// One side sent GOAWAY: use another link.
-    #[error("link: going away")]
+    #[error("link: closing (GOAWAY)")]
     GoingAway,
     /// The head is larger than the peer accepts.
     #[error("link: the head is larger than the peer accepts")]
     TooLarge,
     /// The link failed earlier, or this end is the acceptor, which opens no streams.
-    #[error("link: broken or not the opener's end")]
+    #[error("link: failed, or this side is not the opener")]
     Broken,
 }
 
 /// The stream accepts no more frames: this side ended it, either side reset it, or the link failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("link: the stream takes no more")]
+#[error("link: the stream is closed")]
 pub struct Gone;
 
 /// The first of the HTTP/2 codes.

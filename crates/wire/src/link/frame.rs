@@ -59,13 +59,11 @@ impl Header {
         let kind = Kind::from_wire(what & KIND_BITS)?;
         let flags = what & !KIND_BITS;
         if flags & !kind.flags() != 0 {
-            return Err(LinkError::Malformed { fault: "a flag that its kind does not have" });
+            return Err(LinkError::Malformed { fault: "a flag that its kind does not define" });
         }
         let stream = StreamId(u32::from_be_bytes([d, e, f, g]));
         if (stream.number() == 0) != kind.is_about_link() {
-            return Err(LinkError::Malformed {
-                fault: "a stream number where none belongs, or none",
-            });
+            return Err(LinkError::Malformed { fault: "an unexpected or missing stream number" });
         }
         Ok(Some(Self { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }))
     }
@@ -105,7 +103,9 @@ impl Kind {
             9 => Self::Ping,
             10 => Self::Pong,
             _ => {
-                return Err(LinkError::Malformed { fault: "a kind that version 1 does not know" });
+                return Err(LinkError::Malformed {
+                    fault: "a kind that version 1 does not define",
+                });
             }
         })
     }
@@ -163,7 +163,7 @@ pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(Limits, bool
     if limits.is_within_range() {
         Ok((limits, features & READS_REASONS != 0))
     } else {
-        Err(LinkError::Hello { fault: "states a limit out of range" })
+        Err(LinkError::Hello { fault: "has a limit out of range" })
     }
 }
 

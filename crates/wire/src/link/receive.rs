@@ -221,7 +221,7 @@ impl Link {
         let window = self.theirs.window;
         let bytes = payload.try_get_u32().unwrap_or_default();
         if bytes == 0 {
-            return Err(LinkError::Malformed { fault: "a credit of nothing" });
+            return Err(LinkError::Malformed { fault: "a credit of 0" });
         }
         let Some(state) = self.known(stream)? else {
             return self.late();
@@ -240,7 +240,9 @@ impl Link {
         let code = GoAwayCode::from_wire(payload.try_get_u8().unwrap_or_default());
         match self.heard_last {
             Some(heard) if last > heard => {
-                return Err(LinkError::Malformed { fault: "GOAWAY takes back what it refused" });
+                return Err(LinkError::Malformed {
+                    fault: "GOAWAY with a higher last stream than before",
+                });
             }
             Some(_) => self.budget.idle_frame()?,
             None => {}

@@ -186,7 +186,7 @@ impl Link {
             return;
         }
         let held = window.saturating_sub(state.granted);
-        debug_assert!(bytes <= held.saturating_sub(state.owed), "consumed what was never received");
+        debug_assert!(bytes <= held.saturating_sub(state.owed), "consumed more than was received");
         state.owed = state.owed.saturating_add(bytes).min(held);
         if state.owed >= window.div_ceil(2) {
             let owed = std::mem::take(&mut state.owed);

@@ -79,7 +79,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
     let mut stray = Proxy::launch("shop/web-1", &token, &state, &["--control", &address]);
     assert_eq!(stray.program.wait(PATIENCE).code(), Some(1));
     let printed = stray.program.printed();
-    assert!(printed.contains("error: ") && printed.contains("made for another mesh"), "{printed}");
+    assert!(printed.contains("error: ") && printed.contains("is for another mesh"), "{printed}");
 
     let proxies = control.ask("proxies");
     assert_eq!(AdminPage::of(&proxies, "shop/ratings-1"), Some(ratings.page));
@@ -104,7 +104,7 @@ fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
     let mut again = Proxy::launch("shop/web-1", &copy, &state, &[]);
     let line = again.program.wait_for_line("the control plane rejected the join", PATIENCE);
     assert!(line.contains("serving the last configuration"), "{line}");
-    assert!(line.contains("was used already") && !line.contains("out of reach"), "{line}");
+    assert!(line.contains("was used already") && !line.contains("unreachable"), "{line}");
     assert!(again.program.stop(PATIENCE).success(), "it goes on until it is stopped");
 }
 
@@ -117,7 +117,7 @@ fn assert_rejected(proxy: &mut Proxy, reason: &str) {
     assert_eq!(lines.len(), 1, "{lines:?}");
     let line = lines[0];
     assert!(line.contains("error: the control plane rejected the join: the join token"), "{line}");
-    assert!(line.contains(reason) && !line.contains("out of reach"), "{line}");
+    assert!(line.contains(reason) && !line.contains("unreachable"), "{line}");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_state_directory_is_for_one_proxy_at_a_time() {
         .unwrap();
     assert_eq!(second.status.code(), Some(1));
     let reason = String::from_utf8_lossy(&second.stderr);
-    assert!(reason.contains("another proxy serves from it"), "{reason}");
+    assert!(reason.contains("another proxy uses it"), "{reason}");
     assert!(reason.contains(state.to_str().unwrap()) && reason.contains("--state"), "{reason}");
 
     // A killed sidecar leaves no state that would block its successor.

@@ -32,14 +32,14 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
     disk.fill();
     let renewed = || ratings.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewed();
-    ratings.program.wait_for_line("the certificate cannot be kept on disk", PATIENCE);
+    ratings.program.wait_for_line("cannot write the certificate to disk", PATIENCE);
     eventually("it is renewed all the same", PATIENCE, || (renewed() > before).then_some(()));
     load.wait_for(10);
     load.finish().assert_whole();
 
     control.remove("policy.yaml");
     turns(shop.door, 403);
-    ratings.program.wait_for_line("the state directory cannot be written", PATIENCE);
+    ratings.program.wait_for_line("cannot write the state directory", PATIENCE);
     control.write("policy.yaml", ALLOWED);
     turns(shop.door, 200);
 }

@@ -48,7 +48,7 @@ fn a_door_whose_address_is_taken_opens_when_it_is_free() {
     let manifests = [mesh_config("permissive"), server("ratings", ratings.port(), &[])];
     let mesh = Mesh::up(&(manifests.concat() + &web(free_port())));
     mesh.write("mesh.yaml", &(manifests.concat() + &web(taken.port())));
-    let line = mesh.up.wait_for_line("a listener is closed and will be tried again", PATIENCE);
+    let line = mesh.up.wait_for_line("cannot open a listener; retrying", PATIENCE);
     assert!(line.contains(&taken.to_string()) && line.contains("shop/web"), "{line}");
     drop(stranger);
     turns(taken, 200);

@@ -122,7 +122,7 @@ fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
     let ((_, reason), _) = eventually("it is not ready", PATIENCE, || {
         Some(edge.readiness()).filter(|(status, _)| *status == 503)
     });
-    assert!(reason.contains("is being stopped"), "{reason}");
+    assert!(reason.contains("is stopping"), "{reason}");
     assert_eq!(exchange(&mut idle, true), Some(true));
     assert_eq!(exchange(&mut Connection::open(at).unwrap(), true), Some(true));
     // The second signal skips the delay of --linger.

@@ -75,7 +75,7 @@ fn frames_that_cannot_be_read_break_the_link() {
         ("a ping for a stream", raw_header(0, 9, 0, 1)),
         ("a short reset", raw(Kind::Reset, 0, 1, b"")),
         ("a long ping", raw(Kind::Ping, 0, 0, b"x")),
-        ("a credit of nothing", raw(Kind::Credit, 0, 1, &[0; 4])),
+        ("a credit of 0", raw(Kind::Credit, 0, 1, &[0; 4])),
         ("long data, before it arrives", raw_header(FRAME_MAX + 1, 4, 0, 1)),
         ("a long head, before it arrives", raw_header(HEAD_MAX + 1, 2, 0, 2)),
     ] {
