@@ -19,9 +19,9 @@ pub(crate) async fn admin(address: SocketAddr, path: &str) -> anyhow::Result<Byt
     let asked = tokio::time::timeout(PATIENCE, exchange(address, path));
     let answer = match asked.await {
         Ok(answer) => answer,
-        Err(_) => Err(anyhow::anyhow!("no answer within {PATIENCE:?}")),
+        Err(_) => Err(anyhow::anyhow!("no response within {PATIENCE:?}")),
     };
-    answer.with_context(|| format!("asking http://{address}{path}"))
+    answer.with_context(|| format!("GET http://{address}{path}"))
 }
 
 async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {

@@ -129,7 +129,7 @@ impl TapArgs {
             ));
         }
         match is_over && shown.left != Some(0) {
-            true => bail!("the control plane has ended"),
+            true => bail!("the control plane has exited"),
             false => Ok(()),
         }
     }

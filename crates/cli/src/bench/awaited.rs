@@ -27,7 +27,7 @@ pub(super) async fn until_answered(
         };
         alive()?;
         if Instant::now() >= until {
-            bail!("it does not work: {}", output::failure(&problem));
+            bail!("it does not become ready: {}", output::failure(&problem));
         }
         sleep(LOOK_EVERY).await;
     }

@@ -176,7 +176,7 @@ impl Applications {
     /// The exit status of the process.
     pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
         match self.children.iter_mut().find_map(Child::ended) {
-            Some(status) => bail!("an application ended, {status}"),
+            Some(status) => bail!("an application exited, {status}"),
             None => Ok(()),
         }
     }

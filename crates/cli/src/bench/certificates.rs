@@ -27,7 +27,7 @@ pub(super) fn issue(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
         let subject = Subject { id: &id, workload: Some(&workload), instance: None };
         let issued = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
         let state = dir.join(name);
-        Credential::new(key, issued)?.save(&state).context("a credential cannot be saved")?;
+        Credential::new(key, issued)?.save(&state).context("cannot save a credential")?;
         split(&state.join("credential.pem"), dir, name)
             .with_context(|| format!("the credential of {name}"))?;
     }

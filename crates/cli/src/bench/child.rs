@@ -70,7 +70,7 @@ impl Child {
     /// If the file or the process cannot be created.
     pub(super) fn start(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        let errors = out.try_clone().context("a second handle of a log")?;
+        let errors = out.try_clone().context("cannot duplicate the handle of a log file")?;
         Self::spawn(launch, log, Stdio::null(), [out.into(), errors.into()])
     }
 
@@ -99,9 +99,12 @@ impl Child {
     /// # Errors
     /// If the process no longer reads.
     pub(super) async fn tell(&mut self, line: &str) -> anyhow::Result<()> {
-        let input = self.input.as_mut().context("it does not listen")?;
-        input.write_all(format!("{line}\n").as_bytes()).await.context("it does not read")?;
-        input.flush().await.context("it does not read")
+        let input = self.input.as_mut().context("its standard input is closed")?;
+        input
+            .write_all(format!("{line}\n").as_bytes())
+            .await
+            .context("it does not read its standard input")?;
+        input.flush().await.context("it does not read its standard input")
     }
 
     fn spawn(
@@ -126,7 +129,7 @@ impl Child {
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .context("a process cannot be started")?;
+            .context("cannot start a process")?;
         let group = process.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let out = process.stdout.take().map(BufReader::new);
         let input = process.stdin.take();

@@ -79,7 +79,7 @@ impl Contender {
             let description = Description::load(Path::new(path))?;
             let taken = NAMES.contains(&description.name.as_str());
             if taken {
-                bail!("{path}: the name `{}` is taken: choose another", description.name);
+                bail!("{path}: the name `{}` is in use: choose another one", description.name);
             }
             return Ok(Self::Described(vec![description]));
         }
@@ -198,5 +198,5 @@ fn floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
 
 const NAMES: [&str; 7] = ["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"];
 const ABOUT_NONE: &str = "no proxy: the load generator reaches the backend directly";
-const ABOUT_FLOOR: &str = "a minimal TCP forwarder of our own: no TLS, no HTTP, no features, and \
-                           one hop instead of two. The minimum cost of a proxy on the path";
+const ABOUT_FLOOR: &str = "a minimal built-in TCP forwarder: no TLS, no HTTP, no features, and one hop \
+    instead of two. The minimum cost of a proxy on the path";

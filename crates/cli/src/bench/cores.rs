@@ -65,7 +65,7 @@ impl Cores {
             set.set(*core);
         }
         sched_setaffinity(None, &set)
-            .with_context(|| format!("cannot be confined to the cores {self}"))
+            .with_context(|| format!("cannot be pinned to the cores {self}"))
     }
 }
 
@@ -74,7 +74,7 @@ impl FromStr for Cores {
 
     /// Parses `0`, `0,2` or `0-3`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let refused = || format!("`{text}` is no list of cores: use for example 0, 0,2 or 0-3");
+        let refused = || format!("`{text}` is not a list of cores: use for example 0, 0,2 or 0-3");
         let mut cores = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -74,7 +74,7 @@ impl CrowdArgs {
     /// Runs until SIGTERM or SIGINT. Prints a line once all members have all endpoints.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         limits::raise_open_files();
-        let text = std::fs::read_to_string(&self.plan).context("the plan cannot be read")?;
+        let text = std::fs::read_to_string(&self.plan).context("cannot read the plan")?;
         let plan: CrowdPlan = serde_json::from_str(&text).context("the plan")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -163,7 +163,7 @@ impl Life {
         for (service, endpoints) in &member.services {
             wanted.insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
         }
-        let permit = joining.acquire().await.context("joining has ended")?;
+        let permit = joining.acquire().await.context("the join task has ended")?;
         let (first, credential) = enter(control, &member.token, &workload)
             .await
             .with_context(|| format!("{workload} cannot join"))?;

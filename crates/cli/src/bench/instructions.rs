@@ -13,7 +13,7 @@ pub(super) fn unavailable() -> Option<String> {
     let probe = Command::new("perf").args(COUNT).args(["--", "true"]).output();
     let output = match probe {
         Ok(output) => output,
-        Err(error) => return Some(format!("`perf` cannot be run: {error}")),
+        Err(error) => return Some(format!("cannot run `perf`: {error}")),
     };
     // Without a file it writes to standard error.
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -37,7 +37,7 @@ where
     socket.set_reuseaddr(true).context("a socket")?;
     socket
         .bind((Ipv4Addr::LOCALHOST, port).into())
-        .with_context(|| format!("port {port} is taken"))?;
+        .with_context(|| format!("port {port} is in use"))?;
     let mut listener = Listener::new("loopback", socket.listen(BACKLOG).context("cannot listen")?);
     let mut connections = JoinSet::new();
     loop {

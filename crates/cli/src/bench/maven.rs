@@ -40,7 +40,7 @@ pub(super) async fn product(project: &Project, rig: &Rig) -> anyhow::Result<Path
     eprintln!("{purpose} with Maven, once, into {}", place.display());
     std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let scratch = tempfile::Builder::new().prefix("building-").tempdir_in(cache);
-    let scratch = scratch.context("there is no place to build in")?;
+    let scratch = scratch.context("no build directory")?;
     build(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
     let built = scratch.path().join(project.product);
     match std::fs::rename(&built, &place) {
@@ -60,8 +60,8 @@ pub(super) fn require(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Result<()
         return Ok(());
     }
     bail!(
-        "{purpose} needs `{tool}`, which is not on the path: install a JDK, 17 or later, and \
-         Maven (on Debian: apt-get install default-jdk-headless maven)"
+        "{purpose} requires `{tool}`, which is not in PATH: install a JDK, 17 or later, and Maven (on \
+         Debian: apt-get install default-jdk-headless maven)"
     )
 }
 
@@ -80,11 +80,11 @@ async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
     command.extend([dir.join("pom.xml").into(), "package".into()]);
     let mut maven = Child::start(&Launch::new(command), &dir.join("maven.log"))?;
     let Ok(ended) = timeout(BUILD_PATIENCE, maven.output()).await else {
-        bail!("it was not done within {BUILD_PATIENCE:?}: {}", maven.last_words());
+        bail!("the build did not finish within {BUILD_PATIENCE:?}: {}", maven.last_words());
     };
     let (status, _) = ended?;
     if !status.success() {
-        bail!("Maven ended, {status}:\n{}", maven.last_words());
+        bail!("Maven exited, {status}:\n{}", maven.last_words());
     }
     Ok(())
 }

@@ -34,11 +34,11 @@ pub(super) struct MeshServices {
 /// If a process does not start, or a request is not answered.
 pub(super) async fn measure(rig: &Rig, services: usize) -> anyhow::Result<MeshServices> {
     let dir = rig.scratch().join(format!("services-{services}"));
-    std::fs::create_dir_all(dir.join("mesh")).context("there is no place for a mesh")?;
+    std::fs::create_dir_all(dir.join("mesh")).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
     let measured = run(rig, &dir, &mut ports, services).await;
     if let Err(error) = std::fs::remove_dir_all(&dir) {
-        tracing::debug!(%error, "the files of a mesh were not removed");
+        tracing::debug!(%error, "cannot remove the files of a mesh");
     }
     measured
 }
@@ -72,16 +72,16 @@ async fn run(
         let until = Instant::now() + PATIENCE;
         while let Err(error) = ask::admin(door, "/").await {
             if Instant::now() > until {
-                return Err(error).context("a service is not answered");
+                return Err(error).context("a service does not respond");
             }
             sleep(LOOK_EVERY).await;
         }
     }
-    let pid = client.pid().context("the sidecar has ended")?;
+    let pid = client.pid().context("the sidecar has exited")?;
     let proxies = Mesh::at(&dir.join("data")).ask("/proxies").await?;
     let known = proxies.as_array().into_iter().flatten();
     let known = known.filter(|proxy| proxy["workload"] == "bench/client");
-    let control_pid = control.pid().context("the control plane has ended")?;
+    let control_pid = control.pid().context("the control plane has exited")?;
     let measured = MeshServices {
         services,
         sidecar_kib: sample::memory(&[pid]).private_kib,
@@ -112,7 +112,7 @@ async fn sidecar(
     let mut bundle = JoinBundle::parse(&token)?;
     bundle.control = vec![control];
     let token = dir.join(format!("{name}.token"));
-    bundle.save(&token).context("a token cannot be written")?;
+    bundle.save(&token).context("cannot write a token")?;
     let admin = ports.address(&format!("admin-{name}"))?;
     let launch = Launch::leno([
         "proxy".as_ref(),

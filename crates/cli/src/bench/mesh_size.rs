@@ -47,13 +47,13 @@ pub(super) enum Changing {
 /// If a process does not start, or the endpoints are not all distributed in time.
 pub(super) async fn measure(rig: &Rig, crowd: Crowd, timing: Timing) -> anyhow::Result<MeshSize> {
     let dir = rig.scratch().join("mesh");
-    std::fs::create_dir_all(&dir).context("there is no place for a mesh")?;
+    std::fs::create_dir_all(&dir).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
     let mut stage = Stage { rig, crowd, ports: &mut ports, dir: &dir };
     let measured = stage.run(timing).await;
     // Tokens and certificates are useless for the next run.
     if let Err(error) = std::fs::remove_dir_all(&dir) {
-        tracing::debug!(%error, "the files of a mesh were not removed");
+        tracing::debug!(%error, "cannot remove the files of a mesh");
     }
     measured
 }
@@ -74,7 +74,7 @@ impl Stage<'_, '_> {
         let data = self.dir.join("data");
         let address = self.ports.address("control")?;
         let control = self.control(&file, &data, address)?;
-        let pid = control.pid().context("the control plane ended at once")?;
+        let pid = control.pid().context("the control plane exited immediately")?;
         let tokens = self.tokens(&data, address).await.with_context(|| control.last_words())?;
         let private = || mib(sample::memory(&[pid]).private_kib);
         let empty = private();
@@ -84,7 +84,7 @@ impl Stage<'_, '_> {
         let patience = ROLLOUT_PATIENCE;
         match timeout(patience, crowd.line()).await {
             Ok(Some(line)) if line == CONVERGED => {}
-            Ok(_) => bail!("the crowd ended: {}", crowd.last_words()),
+            Ok(_) => bail!("the simulated sidecars exited: {}", crowd.last_words()),
             Err(_) => bail!("not all sidecars were in sync within {patience:?}"),
         }
         self.registered(&data).await?;
@@ -207,7 +207,8 @@ impl Stage<'_, '_> {
         });
         let plan = CrowdPlan { control, members: members.collect::<anyhow::Result<_>>()? };
         let file = self.dir.join("crowd.json");
-        std::fs::write(&file, serde_json::to_vec(&plan)?).context("the crowd's plan")?;
+        std::fs::write(&file, serde_json::to_vec(&plan)?)
+            .context("the plan of the simulated sidecars")?;
         let mut real = Vec::new();
         for (index, token) in of_real.iter().enumerate() {
             real.push(self.sidecar(index, token)?);
@@ -221,7 +222,7 @@ impl Stage<'_, '_> {
     fn sidecar(&mut self, index: usize, token: &str) -> anyhow::Result<Child> {
         let state = self.dir.join(format!("sidecar-{index}"));
         let token_file: PathBuf = self.dir.join(format!("sidecar-{index}.token"));
-        JoinBundle::parse(token)?.save(&token_file).context("a token cannot be written")?;
+        JoinBundle::parse(token)?.save(&token_file).context("cannot write a token")?;
         let admin = self.ports.address(&format!("admin-{index}"))?;
         let launch = Launch::leno([
             "proxy".as_ref(),

@@ -105,7 +105,7 @@ impl Options {
         for name in &names {
             let contender = Contender::load(name)?;
             if contenders.iter().any(|other| other.name() == contender.name()) {
-                bail!("the contender `{}` is there twice", contender.name());
+                bail!("duplicate contender `{}`", contender.name());
             }
             contenders.push(contender);
         }
@@ -125,7 +125,7 @@ impl Options {
         };
         let cores = self.proxy_cores.clone().zip(self.load_cores.clone());
         if cores.as_ref().is_some_and(|(proxies, load)| proxies.overlaps(load)) {
-            tracing::warn!("proxies and load share cores: each takes time from the other");
+            tracing::warn!("proxies and the load generator share cores and compete for CPU time");
         }
         let mut runner = Runner {
             rig: Rig::new(search_path, installed, cache)?,

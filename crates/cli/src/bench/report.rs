@@ -57,8 +57,8 @@ impl Report {
         let noisy = outcomes().filter(|outcome| !outcome.noisy.is_empty()).count();
         (disturbed + noisy > 0).then(|| {
             format!(
-                "Of {} results {disturbed} were disturbed by other programs on this machine, and \
-                 in {noisy} the repeats disagree. Ratios and CPU for each request suffer least.",
+                "Of {} results {disturbed} were disturbed by other programs on this machine, and in \
+                 {noisy} the repeats disagree. Ratios and CPU per request are affected least.",
                 outcomes().count()
             )
         })

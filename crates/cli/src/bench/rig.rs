@@ -82,7 +82,7 @@ impl Rig {
             installed,
             cache,
             search: PortSearch::new(),
-            scratch: scratch.context("there is no place for temporary files")?,
+            scratch: scratch.context("cannot create a temporary directory")?,
             certificates: OnceCell::new(),
         })
     }
@@ -112,7 +112,7 @@ impl Rig {
         }
         let directory = self.scratch().join("certificates");
         certificates::issue(&directory, &["client", "server", "gateway", "ratings"])
-            .context("certificates for the contenders cannot be made")?;
+            .context("cannot create certificates for the contenders")?;
         Ok(self.certificates.get_or_init(|| directory).clone())
     }
 }

@@ -57,7 +57,7 @@ impl Runner {
         match instructions::unavailable() {
             None => self.counts = true,
             Some(reason) => {
-                let note = format!("instructions for each request are left out: {reason}");
+                let note = format!("instructions per request omitted: {reason}");
                 results.notes.push(note);
             }
         }
@@ -114,7 +114,8 @@ impl Runner {
         };
         if self.confine_to(wanted) == Sharing::Shared {
             notes.push(format!(
-                "{}: no core is left for load and applications, which share those of the proxies",
+                "{}: no core is left for the load generator and the applications, which share the cores of \
+                 the proxies",
                 case.name
             ));
         }
@@ -165,7 +166,7 @@ impl Runner {
                 };
                 // Files of a run are useless for the next one, and logs may be long.
                 if let Err(error) = std::fs::remove_dir_all(&dir) {
-                    tracing::debug!(%error, "the files of a run were not removed");
+                    tracing::debug!(%error, "cannot remove the files of a run");
                 }
                 match ended {
                     Ok((mut trial, configured)) => {

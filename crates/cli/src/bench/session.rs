@@ -48,7 +48,7 @@ pub(super) async fn measure(
             .iter()
             .map(|skipped| format!("\n{}: {}", skipped.name, skipped.reason))
             .collect();
-        bail!("nothing could be measured{}", reasons.concat());
+        bail!("no measurement succeeded{}", reasons.concat());
     }
     report.cases = results.cases;
     report.contenders = results.facts;

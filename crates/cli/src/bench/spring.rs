@@ -44,7 +44,7 @@ pub(super) async fn start(
     let address = ports.address("registry")?;
     let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
     let answered = until_answered((address, "/eureka/apps"), START_PATIENCE, || {
-        registry.ended().map_or(Ok(()), |status| bail!("it ended, {status}"))
+        registry.ended().map_or(Ok(()), |status| bail!("it exited, {status}"))
     });
     let answered = answered.await;
     answered
@@ -63,9 +63,9 @@ pub(super) async fn start(
 }
 
 /// Their description in reports.
-pub(super) const ABOUT: &str = "the applications are Spring Cloud's: ratings (Spring MVC on \
-     Tomcat), Spring Cloud Gateway in front of it, and a Eureka server where the gateway finds \
-     ratings; Spring Boot 3.3.8, Spring Cloud 2023.0.5, 256 MiB of heap each";
+pub(super) const ABOUT: &str = "Spring Cloud applications: ratings (Spring MVC on Tomcat), Spring Cloud \
+    Gateway in front of it, and a Eureka server as the registry of the gateway; Spring Boot 3.3.8, Spring \
+    Cloud 2023.0.5, 256 MiB of heap each";
 /// The additional time of a run for starting three JVMs.
 pub(super) const STARTING: Duration = Duration::from_secs(30);
 /// For a busy machine, on which they share the rest of one core.

@@ -14,7 +14,7 @@ pub(super) fn render(report: &Report) -> String {
     for case in &report.cases {
         let cores = match (&case.proxy_cores, &case.load_cores) {
             (Some(proxies), Some(load)) => {
-                format!(" (proxies on cores {proxies}, load and applications on {load})")
+                format!(" (proxies on cores {proxies}, load generator and applications on {load})")
             }
             _ => String::new(),
         };
@@ -94,8 +94,8 @@ fn legend(report: &Report) -> String {
         line(format!(
             "CPU and memory are those of all proxies of a contender. Ratios are medians of ratios \
              within a repeat. noisy: repeats differ by more than {:.0} %, tails by {:.0} %. \
-             load-bound: the proxies could have done more. disturbed: programs that have no part \
-             in this kept more than {:.0} % of a core busy.",
+             load-bound: the proxies were not saturated. disturbed: unrelated programs used more than \
+             {:.0} % of a core.",
             settings.noisy_above * 100.0,
             settings.tail_noisy_above * 100.0,
             settings.disturbed_above * 100.0

@@ -144,7 +144,7 @@ pub(super) async fn run(
     };
     running.stop().await;
     applications.stop().await;
-    Ok((measured.with_context(|| format!("it failed{words}"))?, configured))
+    Ok((measured.with_context(|| format!("the run failed{words}"))?, configured))
 }
 
 async fn measure(
@@ -173,7 +173,7 @@ async fn measure(
         connecting: case.connecting,
     };
     let load = driver.start(rig, &demand, dir).await?;
-    let pid = load.pid().context("the load generator ended before its time")?;
+    let pid = load.pid().context("the load generator exited early")?;
     let watched = Watched::new(rig, running, applications, pid);
     let margin = (timing.duration / 20).min(MARGIN_MAX);
     sleep_until(load.measured_from + margin).await;
@@ -193,7 +193,7 @@ async fn measure(
     };
     let found = load.finish().await?;
     if found.requests == 0 {
-        bail!("no request was answered; errors: {:?}", found.errors_by_kind);
+        bail!("no request received a response; errors: {:?}", found.errors_by_kind);
     }
     let spent = Spent::between(&before, &after, found.rps);
     Ok(Trial {

@@ -96,7 +96,7 @@ impl DemoArgs {
     async fn serve(self, options: Options) -> anyhow::Result<ExitCode> {
         let (stop, quit) = (stop::signals()?, stop::quit()?);
         let scratch = tempfile::Builder::new().prefix("leno-demo-").tempdir();
-        let scratch = scratch.context("there is no place for temporary files")?;
+        let scratch = scratch.context("cannot create a temporary directory")?;
         let ports = Ports::free()?;
         let file = scratch.path().join("bookinfo.yaml");
         let binary = std::env::current_exe().context("cannot find this program")?;

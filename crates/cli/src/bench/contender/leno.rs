@@ -171,7 +171,7 @@ async fn token(
     let mut bundle = JoinBundle::parse(&answer).context("no token")?;
     bundle.control = vec![place.ports.address("control")?];
     let file = place.dir.join(format!("{name}.token"));
-    bundle.save(&file).context("a token file cannot be written")?;
+    bundle.save(&file).context("cannot write a token file")?;
     Ok(file)
 }
 

@@ -101,7 +101,7 @@ impl Running {
     pub(in crate::bench) fn check_alive(&mut self) -> anyhow::Result<()> {
         for member in &mut self.members {
             if let Some(status) = member.child.ended() {
-                bail!("its {} ended, {status}:\n{}", member.name, member.child.last_words());
+                bail!("its {} exited, {status}:\n{}", member.name, member.child.last_words());
             }
         }
         Ok(())
@@ -111,7 +111,7 @@ impl Running {
     pub(in crate::bench) fn last_words(&self) -> String {
         let words = self.members.iter().filter_map(|member| {
             let words = member.child.last_words();
-            (!words.is_empty()).then(|| format!("\n{} said:\n{words}", member.name))
+            (!words.is_empty()).then(|| format!("\noutput of {}:\n{words}", member.name))
         });
         words.collect()
     }

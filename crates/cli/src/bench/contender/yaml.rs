@@ -26,13 +26,13 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
                 Some(Open::List(list)) => Value::Array(list),
                 Some(Open::Map(map, _)) => Value::Object(map),
-                None => bail!("it is not YAML: something ends that did not begin"),
+                None => bail!("it is not YAML: unexpected end of a collection"),
             },
-            Event::Alias(_) => bail!("anchors are not understood here: write the value out"),
+            Event::Alias(_) => bail!("anchors are not supported: write the value out"),
             _ => continue,
         };
         if open.len() >= DEPTH_MAX {
-            bail!("it is nested deeper than {DEPTH_MAX} levels");
+            bail!("it is nested more than {DEPTH_MAX} levels deep");
         }
         match (open.last_mut(), value) {
             (None, value) => return Ok(value),
@@ -42,7 +42,7 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
             (Some(Open::Map(map, key)), value) => {
                 let key = key.take().unwrap_or_default();
                 if map.insert(key.clone(), value).is_some() {
-                    bail!("`{key}` is there twice");
+                    bail!("duplicate key `{key}`");
                 }
             }
         }

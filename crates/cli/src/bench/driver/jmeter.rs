@@ -36,13 +36,13 @@ pub(super) async fn home(rig: &Rig) -> anyhow::Result<PathBuf> {
 pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
     let home = home(rig).await?;
     let plan = dir.join("plan.jmx");
-    std::fs::write(&plan, PLAN).context("JMeter's plan cannot be written")?;
+    std::fs::write(&plan, PLAN).context("cannot write JMeter's plan")?;
     let launch = launch(&home, demand, dir)?.on(rig.load_cores.as_ref());
     let mut child = Child::start_piped(&launch, &dir.join(LOG))?;
     match timeout(START_PATIENCE, begun(&mut child)).await {
         Ok(true) => {}
-        Ok(false) => bail!("JMeter did not begin: {}", child.last_words()),
-        Err(_) => bail!("JMeter did not begin within {START_PATIENCE:?}"),
+        Ok(false) => bail!("JMeter did not start: {}", child.last_words()),
+        Err(_) => bail!("JMeter did not start within {START_PATIENCE:?}"),
     }
     let (now, clock) = (Instant::now(), SystemTime::now());
     let samples =
@@ -62,7 +62,7 @@ async fn begun(child: &mut Child) -> bool {
 
 fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
     if demand.rate.is_some() {
-        bail!("JMeter waits for answers and keeps no constant rate: use --driver leno");
+        bail!("JMeter waits for responses and supports no constant rate: use --driver leno");
     }
     let [url] = demand.urls.as_slice() else {
         bail!("JMeter supports only one target: use --driver leno");
@@ -72,7 +72,7 @@ fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
         let (host, port) = authority.rsplit_once(':')?;
         Some((host, port, path))
     });
-    let (host, port, path) = parts.with_context(|| format!("JMeter cannot ask {url}"))?;
+    let (host, port, path) = parts.with_context(|| format!("JMeter cannot request {url}"))?;
     let mut command: Vec<OsString> = vec!["java".into()];
     command.extend(JVM.iter().map(Into::into));
     // Isolates JMeter from the user's preferences.

@@ -15,7 +15,7 @@ use crate::bench::rig::Rig;
 /// If it does not support the load, or cannot be started.
 pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
     let script = dir.join("report.lua");
-    std::fs::write(&script, REPORT).context("wrk's script cannot be written")?;
+    std::fs::write(&script, REPORT).context("cannot write wrk's script")?;
     let log = dir.join(LOG);
     let run = |length| {
         anyhow::Ok(wrk(demand, &script, whole_seconds(length))?.on(rig.load_cores.as_ref()))
@@ -28,7 +28,7 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
 
 fn wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
     if demand.rate.is_some() {
-        bail!("wrk knows no constant rate: use --driver leno");
+        bail!("wrk supports no constant rate: use --driver leno");
     }
     let [url] = demand.urls.as_slice() else {
         bail!("wrk supports only one target: use --driver leno");

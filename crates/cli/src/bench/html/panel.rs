@@ -13,10 +13,10 @@ pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
     let members = members(report, case);
     let plots = [
         figure(
-            "CPU for each request",
-            "µs of processor time, all proxies of a contender together; shades: one proxy each; \
-             fine lines: from the least to the most of the repeats. Less is better",
-            &cpu(&members).to_svg("CPU for each request"),
+            "CPU per request",
+            "µs of CPU time, all proxies of a contender together; shades: one proxy each; fine lines: \
+             minimum to maximum of the repeats. Less is better",
+            &cpu(&members).to_svg("CPU per request"),
         ),
         figure(
             "Throughput",
@@ -25,13 +25,12 @@ pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
         ),
         figure(
             "Latency",
-            "milliseconds, as the client sees it, up the percentiles; logarithmic. Lower is better",
+            "milliseconds, measured at the client, by percentile; logarithmic. Lower is better",
             &latency(&members).to_svg("Latency"),
         ),
         figure(
             "Memory under load",
-            "MiB that are private to the proxies of a contender; shades: one proxy each. Less is \
-             better",
+            "private MiB of the proxies of a contender; shades: one proxy each. Less is better",
             &memory(&members).to_svg("Memory under load"),
         ),
     ];

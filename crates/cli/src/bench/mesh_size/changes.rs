@@ -18,6 +18,8 @@ use crate::bench::sample;
 use crate::bench::trial::Timing;
 use crate::get::Mesh;
 
+const CONFUSED: &str = "unexpected response of the simulated sidecars";
+
 /// The files and the address of a mesh.
 pub(super) struct Place<'a> {
     pub(super) file: &'a Path,
@@ -35,7 +37,7 @@ impl Stage<'_, '_> {
         place: &mut Place<'_>,
     ) -> anyhow::Result<(Child, MeshChanges)> {
         let mut found = MeshChanges::default();
-        let pid = control.pid().context("the control plane has ended")?;
+        let pid = control.pid().context("the control plane has exited")?;
         self.endpoint(crowd, place, &mut found).await?;
         if self.rig.traffic_mode == TrafficMode::Strict {
             self.rule(crowd, place, &mut found).await?;
@@ -64,7 +66,7 @@ impl Stage<'_, '_> {
         found.endpoint_touched = spent.touched / MOVES as f64;
         found.endpoint_bytes = spent.bytes / MOVES as f64;
         if seen.missed > 0 {
-            bail!("{} sidecars did not hear of an endpoint that moved", seen.missed);
+            bail!("{} sidecars did not receive the update of a moved endpoint", seen.missed);
         }
         Ok(())
     }
@@ -82,10 +84,10 @@ impl Stage<'_, '_> {
         for edition in 1..=RULES {
             let patience_ms = RULE_PATIENCE_MS;
             crowd.tell(&serde_json::to_string(&Order::Rule { patience_ms })?).await?;
-            let Told::Ready = answer(crowd).await? else { bail!("the crowd is confused") };
+            let Told::Ready = answer(crowd).await? else { bail!("{CONFUSED}") };
             let began = since_1970();
             std::fs::write(place.file.join("rule.yaml"), rule(edition)).context("a rule")?;
-            let Told::Plans(plans) = answer(crowd).await? else { bail!("the crowd is confused") };
+            let Told::Plans(plans) = answer(crowd).await? else { bail!("{CONFUSED}") };
             found.rule_missed += all.saturating_sub(plans.len());
             latencies.extend(plans.iter().map(|at| at.saturating_sub(began) as f64 / 1e3));
             sleep(Duration::from_millis(REST_MS)).await;
@@ -142,7 +144,7 @@ impl Stage<'_, '_> {
             match answer(crowd).await? {
                 Told::Streams(0) => break,
                 Told::Streams(_) if Instant::now() < until => sleep(LOOK_EVERY).await,
-                _ => bail!("the crowd does not see that the control plane is gone"),
+                _ => bail!("the simulated sidecars stay connected to the stopped control plane"),
             }
         }
         let began = Instant::now();
@@ -165,7 +167,7 @@ impl Stage<'_, '_> {
         }
         found.back_s = began.elapsed().as_secs_f64();
         found.back_bytes = Counters::read(place.data).await?.bytes;
-        let pid = control.pid().context("the control plane ended")?;
+        let pid = control.pid().context("the control plane exited")?;
         found.back_memory_mib = mib(sample::peak_kib(pid));
         Ok(control)
     }
@@ -198,16 +200,20 @@ impl Counters {
 
 async fn seen(crowd: &mut Child, order: Order, patience: Duration) -> anyhow::Result<Seen> {
     crowd.tell(&serde_json::to_string(&order)?).await?;
-    match timeout(patience, answer(crowd)).await.context("the crowd does not answer")?? {
+    match timeout(patience, answer(crowd))
+        .await
+        .context("the simulated sidecars do not respond")??
+    {
         Told::Seen(seen) => Ok(seen),
-        other => bail!("the crowd answers {other:?}"),
+        other => bail!("{CONFUSED}: {other:?}"),
     }
 }
 
 async fn answer(crowd: &mut Child) -> anyhow::Result<Told> {
     let line = crowd.line().await;
-    let line = line.with_context(|| format!("the crowd ended: {}", crowd.last_words()))?;
-    serde_json::from_str(&line).context("the report of the crowd")
+    let line =
+        line.with_context(|| format!("the simulated sidecars exited: {}", crowd.last_words()))?;
+    serde_json::from_str(&line).context("the report of the simulated sidecars")
 }
 
 /// Returns the quantile of sorted figures.

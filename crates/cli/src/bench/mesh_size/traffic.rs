@@ -36,7 +36,7 @@ impl Traffic {
             doors.push(stage.ports.address(&format!("door-{index}-0"))?);
         }
         let shared = Arc::<Shared>::default();
-        #[allow(clippy::disallowed_methods, reason = "its owner ends it in `finish`")]
+        #[allow(clippy::disallowed_methods, reason = "the task runs until `finish`")]
         let task = tokio::spawn(send(doors, Arc::clone(&shared)));
         Ok(Self { shared, task })
     }

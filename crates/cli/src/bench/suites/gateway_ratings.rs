@@ -69,15 +69,13 @@ impl GatewayRatingsArgs {
     fn not_shown(&self) -> Vec<&'static str> {
         let applications = match self.app {
             App::BuiltIn => {
-                "Spring applications: these are small Rust programs; --app spring has \
-                             Spring's"
+                "Spring applications: these are small Rust programs; --app spring runs Spring applications"
             }
             App::Spring => {
-                "virtual machines that have run for long: each run starts them afresh, \
-                            and only --warmup lets them warm up"
+                "warm Java virtual machines: each run starts new ones, which warm up only during --warmup"
             }
         };
-        let load = "JMeter as the source of load: --driver jmeter has it";
+        let load = "JMeter as the load generator: use --driver jmeter";
         let load = (self.options.driver() != Driver::Jmeter).then_some(load);
         [Some(applications), load].into_iter().flatten().collect()
     }
@@ -200,7 +198,7 @@ fn plots(report: &Report) -> Vec<Plot> {
         plot("Throughput", "requests per second. More is better", |o| o.rps),
         plot("99th percentile", "milliseconds at p99. Less is better", |o| o.latency_ms.p99),
         plot(
-            "CPU of the sidecars for each request",
+            "CPU of the sidecars per request",
             "µs, all sidecars together. Less is better",
             |o| o.cpu_us_per_request.sum,
         ),
@@ -219,15 +217,14 @@ const LINKS: [(&str, &str); 2] =
 const SUITE: Suite = Suite {
     name: "gateway-ratings",
     title: "Two links of bookinfo",
-    about: "200 clients, each with its next request when the last is answered, ask ratings, and \
-            a gateway that asks ratings for each of their requests. Without a mesh, and with a \
-            sidecar for the clients and for each service: permissive, mutual TLS. All sidecars of \
-            a contender share one core, or two.",
+    about: "200 clients, each with one request at a time, call ratings, and a gateway that calls ratings \
+        for each request. Without a mesh, and with a sidecar for the clients and for each service: \
+        permissive, mutual TLS. All sidecars of a contender share one core, or two.",
     published: &[Published {
         title: "osm-edge's \"Data plane benchmarking\"",
-        source: "benchmark.md of osm-edge 1.1.0: K3s on two machines with 16 vCPU and 32 GB, load \
-                 by JMeter 5.5 from a third, 200 threads, 2 minutes of warm-up and 5 of measuring, \
-                 Spring bookinfo, permissive with mutual TLS",
+        source: "benchmark.md of osm-edge 1.1.0: K3s on two machines with 16 vCPU and 32 GB, load from a \
+            third machine with JMeter 5.5, 200 threads, 2 minutes of warm-up and 5 minutes of measurement, \
+            Spring bookinfo, permissive with mutual TLS",
         columns: &["case", "TPS", "p90 ms", "p95 ms", "p99 ms", "CPU", "memory"],
         rows: &[
             &["no mesh", "3283", "87", "89", "97", "–", "–"],
@@ -236,12 +233,12 @@ const SUITE: Suite = Suite {
             &["osm-edge (Pipy), 1 CPU", "2839", "76", "77", "79", "100 %", "34 MB"],
             &["OSM (Envoy), 1 CPU", "1097", "201", "203", "285", "100 %", "105 MB"],
         ],
-        remark: "A mesh that is faster than no mesh shows that something else set the pace: there \
-                 the Spring applications. Which sidecar CPU and memory belong to is not said.",
+        remark: "A mesh that is faster than no mesh indicates another bottleneck: in this case the Spring \
+            applications. The page does not specify the sidecar of the CPU and memory figures.",
     }],
     not_shown: &[
-        "a limit for each sidecar apart: here all sidecars of a contender share the cores",
-        "the network: everything is on one machine, over loopback",
+        "a separate limit for each sidecar: here all sidecars of a contender share the cores",
+        "the network: all processes run on one machine, over loopback",
     ],
 };
 

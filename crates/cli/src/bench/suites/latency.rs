@@ -139,7 +139,7 @@ fn sidecar(report: &Report) -> FigureTable {
     }
     let mut columns = columns(report, "sidecar of the client");
     columns.push("cores per 100/s".to_owned());
-    let title = "The sidecar that all requests go through".to_owned();
+    let title = "Sidecar on the path of all requests".to_owned();
     FigureTable { title, columns, rows }
 }
 
@@ -177,7 +177,7 @@ fn plots(report: &Report) -> Vec<Plot> {
         ),
         plot(
             "CPU of the client's sidecar",
-            "cores that are busy, by rate. Less is better",
+            "busy cores, by rate. Less is better",
             (client_cores, Scale::Linear),
         ),
         plot(
@@ -194,9 +194,9 @@ const CLIENT: &str = "client";
 const SUITE: Suite = Suite {
     name: "latency",
     title: "Latency at constant rates",
-    about: "One client sends requests to three echo services at a constant rate, whatever comes \
-            back, and latency counts from the moment a request was due. Without a mesh, and with \
-            a sidecar in front of the client and of each service.",
+    about: "One client sends requests to three echo services at a constant rate, regardless of the \
+        responses; latency counts from the scheduled time of a request. Without a mesh, and with a sidecar \
+        in front of the client and of each service.",
     published: &[Published {
         title: "OSM's \"Performance\", repeated by osm-edge and FSM",
         source: "perf-scale.md of OSM (April 2022), osm-edge and FSM; 100 AKS nodes with 2 vCPU \
@@ -210,15 +210,15 @@ const SUITE: Suite = Suite {
             &["sidecar CPU, cores (chart)", "0.04", "0.15", "0.26", "0.61", "1.21"],
             &["sidecar memory, MB (text)", "140", "140", "140", "140", "140"],
         ],
-        remark: "The three publish the same charts: they were measured with OSM and Envoy. The \
-                 text says 0.1 core for each 100 requests per second, the chart shows 0.03; the \
-                 page says both 140 MB and 50 MB of memory for a sidecar. The machines were \
-                 others and the network was real: compare the differences, not the figures.",
+        remark: "All three publish the same charts, measured with OSM and Envoy. The text states 0.1 core \
+            per 100 requests per second, the chart shows 0.03; the page states both 140 MB and 50 MB of \
+            memory for a sidecar. Machines and network were different: compare the differences, not the \
+            figures.",
     }],
     not_shown: &[
         "the network: the published figures include one",
-        "how the rate is divided among pods: here one client makes all of it",
-        "tails of a machine that nobody else uses, unless this one is such a machine",
+        "the distribution of the rate among pods: here one client generates all of it",
+        "tail latencies of an otherwise idle machine, unless this one is idle",
     ],
 };
 

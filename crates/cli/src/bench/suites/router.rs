@@ -98,9 +98,8 @@ impl Rule {
     const fn note(self) -> &'static str {
         match self {
             Self::Router => {
-                "the mesh has a TagRoute: a header rule that no request matches, and one that sends \
-                 half of the requests to each of two providers. The baseline calls all three in \
-                 turn"
+                "the mesh has a TagRoute: a header rule that no request matches, and a rule that splits \
+                 the requests between two providers. The baseline calls all three in turn"
             }
             Self::Removal => {
                 "every service of the contender `leno` has an OutlierRemoval with its defaults. No \
@@ -202,20 +201,20 @@ const PACES: [(u32, u32); 2] = [(50, 1000), (100, 2000)];
 /// The delay that reproduces the published P90.
 const PUBLISHED_DELAY: Duration = Duration::from_millis(30);
 
-const ABOUT: &str = "A consumer asks one of three providers, which ask one source of data, at a \
-     constant rate. The baseline chooses among the providers itself; with a mesh the consumer and \
-     the providers have sidecars, the source of data has none.";
+const ABOUT: &str = "A consumer calls one of three providers, which call one data source, at a constant \
+    rate. The baseline selects the provider itself; with a mesh the consumer and the providers have \
+    sidecars, the data source has none.";
 
 const NOT_SHOWN: &[&str] = &[
-    "the agent inside a JVM: sidecars stand here where Sermant has an agent, so that heap and \
-     metaspace have no counterpart",
+    "the agent inside a JVM: sidecars take the place of Sermant's agent, so that heap and metaspace have \
+     no counterpart",
     "registries and rules that change while load runs",
-    "the network: everything is on one machine, over loopback",
+    "the network: all processes run on one machine, over loopback",
 ];
 
-const REMARK: &str = "Neither endpoint, rule, warm-up and duration nor what `heap` means is said. \
-     A P90 of 34 ms that is the same at both rates is a delay of about 30 ms that the published \
-     code does not have, hence the cases with a delay; those without are the honest test. The \
+const REMARK: &str = "The page specifies neither endpoint, rule, warm-up and duration nor the meaning of \
+    `heap`. A P90 of 34 ms at both rates implies a delay of about 30 ms that the published code does \
+    not contain, hence the cases with a delay; the cases without one are the fair comparison. The \
      tables disagree on the baseline's P95 at 100 threads (34 and 35 ms), 35 to 38 ms is +8.6 % \
      (printed 7.9 %), and 26.9 to 28.2 % is +1.3 (printed +0.3).";
 

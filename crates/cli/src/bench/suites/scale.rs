@@ -86,10 +86,9 @@ impl ScaleArgs {
             report.services.push(found);
         }
         report.notes.push(format!(
-            "{} of the sidecars are real processes; the others are clients that speak the whole \
+            "{} of the sidecars are real processes; the others are clients that implement the whole \
              protocol, all in one process, without traffic. Each uses {} services of {} workloads; the \
-             real ones call each other all the time while changes are made, if they are twenty or \
-             more",
+             real ones call each other continuously during the changes, if there are at least twenty",
             self.real,
             mesh_size::USED,
             mesh_size::PER_SERVICE
@@ -182,7 +181,7 @@ fn plots(meshes: &[MeshSize]) -> Vec<Plot> {
         plot("CPU of a rollout", "seconds of the control plane, by sidecars", |m| m.rollout_cpu_s),
         plot(
             "Time of a rollout",
-            "seconds until every sidecar knows every endpoint that it uses, by sidecars",
+            "seconds until every sidecar has every endpoint that it uses, by sidecars",
             |m| m.rollout_s,
         ),
         plot("Memory of one sidecar", "private MiB, by sidecars of the mesh", |m| {
@@ -200,11 +199,11 @@ const JOINING: Duration = Duration::from_secs(90);
 const SUITE: Suite = Suite {
     name: "scale",
     title: "Many sidecars at once",
-    about: "A control plane alone on one core, and sidecars that all join at once: each exchanges \
-            a token for a certificate, follows the control plane, and hears of every endpoint of \
-            the services that it uses. A rollout ends when the last one has heard of the last \
-            endpoint and every real sidecar is ready. In the largest mesh endpoints move, a rule \
-            changes and the control plane is killed, while real sidecars carry traffic.",
+    about: "A control plane with a core of its own, and sidecars that all join at once: each exchanges a \
+        token for a certificate, subscribes to the control plane, and receives every endpoint of the \
+        services that it uses. A rollout ends when the last sidecar has received the last endpoint and \
+        every real sidecar is ready. In the largest mesh endpoints move, a rule changes and the control \
+        plane is killed, while real sidecars forward traffic.",
     published: &[Published {
         title: "OSM's \"Scalability\", repeated by osm-edge and FSM",
         source: "perf-scale.md of OSM (April 2022), osm-edge and FSM; 100 AKS nodes with 2 vCPU \
@@ -222,14 +221,14 @@ const SUITE: Suite = Suite {
             &["CPU when steady, cores", "0.03–0.06", "–", "–", "–"],
             &["sidecar memory, permissive, MB (average)", "106", "192", "–", "–"],
         ],
-        remark: "2.2 GB and 2.3 cores were reached under a quota that is said to be the default, \
-                 1 GB and 1.5 cores. `Sidecar memory does not change with the size of the mesh \
-                 (50 MB)` stands on the same page as 140 MB and as 106 to 192 MB.",
+        remark: "2.2 GB and 2.3 cores were measured under the stated default quota of 1 GB and 1.5 cores. \
+            The page states `Sidecar memory does not change with the size of the mesh (50 MB)` as well as \
+            140 MB and 106 to 192 MB.",
     }],
     not_shown: &[
-        "Kubernetes: there the pods themselves take most of the time of a rollout",
+        "Kubernetes, where the pods themselves take most of the time of a rollout",
         "injection, and traffic while sidecars join",
-        "networks: everything is on one machine",
+        "networks: all processes run on one machine",
     ],
 };
 

@@ -92,14 +92,14 @@ fn case(work: Work, connections: u32, body: usize) -> Case {
 const SUITE: Suite = Suite {
     name: "sidecar",
     title: "The proxies alone",
-    about: "A load generator, a pair of proxies with mutual TLS between them, and a small HTTP \
-            server. The proxies share one core, load and server have the others, so that the \
-            figures are those of the proxies and of nothing else.",
+    about: "A load generator, a pair of proxies with mutual TLS between them, and a small HTTP server. The \
+        proxies share one core, and load generator and server have the others, so that the figures are \
+        those of the proxies alone.",
     published: &[],
     not_shown: &[
-        "the network: everything is on one machine, over loopback",
-        "features that are off everywhere but at `leno-seen`, such as access logs and traces",
-        "how a contender does on more cores than were given to it",
+        "the network: all processes run on one machine, over loopback",
+        "features that are enabled only for `leno-seen`, such as access logs and traces",
+        "the scaling of a contender to more cores than it has here",
     ],
 };
 

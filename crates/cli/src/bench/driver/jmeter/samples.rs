@@ -24,7 +24,7 @@ impl Samples {
     /// # Errors
     /// If the file cannot be read or parsed.
     pub(in crate::bench::driver) fn read(&self) -> anyhow::Result<Found> {
-        let file = File::open(&self.file).context("JMeter wrote nothing down")?;
+        let file = File::open(&self.file).context("JMeter wrote no samples")?;
         let from = self.from.duration_since(UNIX_EPOCH).context("the clock")?;
         let from = u64::try_from(from.as_millis())?;
         let mut counted = Counted::new(from, self.length);

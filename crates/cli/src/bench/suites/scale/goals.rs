@@ -54,14 +54,14 @@ const GOALS: [Goal; 13] = [
         of_rule(m, |c| c.rule_missed as f64)
     }),
     goal("200 endpoints move each second: p99 ms", 1000.0, None, |m| of(m, |c| c.storm_p99_ms)),
-    goal("200 endpoints move each second: not seen in time", 0.0, None, |m| {
+    goal("200 endpoints move each second: not received in time", 0.0, None, |m| {
         of(m, |c| c.storm_missed as f64)
     }),
     goal("200 endpoints move each second: control plane, cores", 1.0, None, |m| {
         of(m, |c| c.storm_cores)
     }),
     goal("idle control plane, cores", 0.01, None, |m| Some(m.steady_cores)),
-    goal("all come back at once after a crash, s", 20.0, Some(10.0), |m| of(m, |c| c.back_s)),
+    goal("all reconnect at once after a crash, s", 20.0, Some(10.0), |m| of(m, |c| c.back_s)),
     goal("requests through real sidecars that failed meanwhile", 0.0, None, |m| {
         of(m, |c| c.failed as f64)
     }),
@@ -123,13 +123,18 @@ pub(super) fn costs(meshes: &[MeshSize]) -> Option<FigureTable> {
     };
     let mut rows = Vec::new();
     for (mesh, c) in changed {
-        let moves = format!("an endpoint that {} use moves", c.users);
+        let moves = format!("a moved endpoint with {} clients", c.users);
         rows.push(row(mesh, &moves, c.endpoint_touched, c.endpoint_bytes));
         if mesh.mode == TrafficMode::Strict {
             rows.push(row(mesh, "a mesh-wide rule changes", c.rule_touched, c.rule_bytes));
         }
-        rows.push(row(mesh, "one of many moves in a storm", c.storm_touched, c.storm_bytes));
-        rows.push(row(mesh, "all come back after a crash", 0.0, c.back_bytes));
+        rows.push(row(
+            mesh,
+            "one of many moved endpoints in a burst",
+            c.storm_touched,
+            c.storm_bytes,
+        ));
+        rows.push(row(mesh, "all reconnect after a crash", 0.0, c.back_bytes));
     }
     Some(FigureTable {
         title: "The cost of a change".to_owned(),
