@@ -219,7 +219,7 @@ fn start(
     command.arg("control").arg("-f").arg(directory.join("mesh"));
     command.arg("--data").arg(directory.join(data)).args(["--listen", listen]).args(arguments);
     let program = Program::start("leno control", &mut command);
-    let line = program.wait_for_line("the control plane is up", PATIENCE);
+    let line = program.wait_for_line("control plane ready", PATIENCE);
     let address = field(&line, "address=").parse().expect("an address");
     (program, address)
 }

@@ -132,7 +132,7 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
         return Ok(Box::new(std::io::stdout()));
     }
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    Ok(Box::new(file.with_context(|| format!("{} cannot be written", path.display()))?))
+    Ok(Box::new(file.with_context(|| format!("cannot write {}", path.display()))?))
 }
 
 /// Creates the file in the working directory, or in the first of these directories that is writable: a pod has
@@ -145,7 +145,7 @@ fn open_first(name: &Path, others: &[&Path]) -> anyhow::Result<(PathBuf, Box<dyn
     let mut places = others.iter().map(|directory| directory.join(name));
     let found = places.find_map(|path| open(&path).ok().map(|file| (path, file)));
     found.ok_or_else(|| {
-        here.context("no directory can be written; use --out FILE, or --out - for standard output")
+        here.context("no writable directory; use --out FILE, or --out - for standard output")
     })
 }
 
@@ -220,8 +220,8 @@ fn default_name(now: OffsetDateTime) -> PathBuf {
 
 fn told(path: &Path, files: usize, missing: &[String]) -> String {
     let mut text = format!(
-        "{}: {}. Names, addresses and rules are in it; keys, tokens, bodies and the environments of \
-         applications are not. Look before you send it.\n",
+        "{}: {}. It contains names, addresses and rules, but no keys, tokens, bodies and environments of \
+         applications. Review it before you send it.\n",
         path.display(),
         counted(files, "file")
     );
@@ -268,7 +268,7 @@ Examples:
 
 Unreachable parts are reported, and the rest is collected.
 
-Exit codes: 0 complete; 1 no control plane answers, or the file cannot be written; 2 wrong usage.
+Exit codes: 0 complete; 1 no control plane responds, or the file cannot be written; 2 wrong usage.
 ";
 
 #[cfg(test)]

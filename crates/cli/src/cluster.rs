@@ -75,9 +75,8 @@ async fn config(context: Option<&str>) -> anyhow::Result<kube::Config> {
             kube::Config::from_kubeconfig(&options).await.map_err(anyhow::Error::from)
         }
     };
-    config.context(
-        "there is no cluster to be found: set KUBECONFIG, or make ~/.kube/config, as for kubectl",
-    )
+    config
+        .context("no cluster configured: set KUBECONFIG, or create ~/.kube/config, as for kubectl")
 }
 
 fn connect(config: kube::Config) -> anyhow::Result<kube::Client> {

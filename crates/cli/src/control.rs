@@ -143,21 +143,18 @@ impl FactsArgs {
             crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));
         }
         let paths: Vec<String> = self.file.iter().map(|path| path.display().to_string()).collect();
-        bail!(
-            "there is no valid document in {}: correct it or name another path with -f",
-            paths.join(", ")
-        )
+        bail!("no valid document in {}: correct it or set another path with -f", paths.join(", "))
     }
 
     fn check_paths(&self) -> anyhow::Result<()> {
         // One path is required.
         let instead = match self.file.len() {
-            1 => "name another path with -f",
+            1 => "set another path with -f",
             _ => "start without this -f",
         };
         for path in &self.file {
             std::fs::metadata(path).with_context(|| {
-                format!("{} cannot be read: create or mount it, or {instead}", path.display())
+                format!("cannot read {}: create or mount it, or {instead}", path.display())
             })?;
         }
         Ok(())
@@ -189,7 +186,7 @@ fn parse_page(text: &str) -> Result<PageAddress, String> {
     }
     let address = text.parse();
     let refused =
-        |_| format!("`{text}` is no address: use for example 127.0.0.1:15080, or `{OFF}`");
+        |_| format!("`{text}` is not an address: use for example 127.0.0.1:15080, or `{OFF}`");
     address.map(|address| PageAddress(Some(address))).map_err(refused)
 }
 
@@ -262,12 +259,12 @@ impl ControlArgs {
             health = health.as_ref().map(|health| health.address().to_string()),
             trust_domain = %control.trust_domain(),
             data = %data.path().display(),
-            "the control plane is up"
+            "control plane ready"
         );
         let reloading = async {
             loop {
                 hangups.reload().await;
-                tracing::info!("SIGHUP: the files are read again");
+                tracing::info!("SIGHUP: reloading the files");
                 control.reload();
             }
         };
@@ -277,7 +274,7 @@ impl ControlArgs {
             ended = control.ended() => Err(anyhow::Error::from(ended)),
             ended = kubernetes::ended(&mut cluster) => Err(ended),
         };
-        tracing::info!("the control plane shuts down; sidecars keep their configuration");
+        tracing::info!("shutting down; sidecars keep their configuration");
         if let Some(health) = &health {
             health.ending();
         }

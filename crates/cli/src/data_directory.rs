@@ -112,7 +112,7 @@ impl HomeArgs {
     /// If there is no home directory.
     pub(crate) fn state(&self) -> anyhow::Result<PathBuf> {
         let state = self.directory(&self.state_home, ".local/state");
-        state.context("there is no home directory for state: set HOME or XDG_STATE_HOME")
+        state.context("no home directory for state: set HOME or XDG_STATE_HOME")
     }
 
     /// Returns the cache directory for this user.
@@ -121,7 +121,7 @@ impl HomeArgs {
     /// If there is no home directory.
     pub(crate) fn cache(&self) -> anyhow::Result<PathBuf> {
         let cache = self.directory(&self.cache_home, ".cache");
-        cache.context("there is no home directory for the build cache: set HOME or XDG_CACHE_HOME")
+        cache.context("no home directory for the build cache: set HOME or XDG_CACHE_HOME")
     }
 
     fn directory(&self, xdg: &Option<OsString>, in_home: &str) -> Option<PathBuf> {
@@ -157,8 +157,8 @@ impl DataDirectory {
         };
         if let Some(process) = process {
             bail!(
-                "the data directory {} is used by another mesh{process}: stop that one, or choose \
-                 another with --data",
+                "the data directory {} is in use by another mesh{process}: stop that mesh, or set another \
+                 directory with --data",
                 path.display()
             );
         }
@@ -236,13 +236,13 @@ pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
 pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     create_private_directory(path)?;
-    let found = std::fs::metadata(path).with_context(|| format!("cannot look at {shown}"))?;
+    let found = std::fs::metadata(path).with_context(|| format!("cannot inspect {shown}"))?;
     let us = rustix::process::geteuid().as_raw();
     match is_foreign(found.uid(), us) {
         false => Ok(()),
         true => bail!(
-            "the directory {shown}, where keys are kept, belongs to user {}: `chown {us} {}`, \
-             or use another one",
+            "the directory {shown}, which contains keys, is owned by user {}: `chown {us} {}`, or use \
+             another one",
             found.uid(),
             quoted(&shown.to_string())
         ),
@@ -343,7 +343,7 @@ mod tests {
         let data = scratch.path().join("data");
         let claim = || DataDirectory::claim(data.clone());
         let running = claim().unwrap();
-        let used = format!("is used by another mesh (process {})", std::process::id());
+        let used = format!("is in use by another mesh (process {})", std::process::id());
         // The second time the directory exists again, as the parts of the mesh recreate it.
         for is_made_again in [false, true] {
             std::fs::remove_dir_all(&data).unwrap();

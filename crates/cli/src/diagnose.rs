@@ -162,8 +162,8 @@ Examples:
   leno diagnose shop/cart-1                       sidecar, identity, application, listeners, policies, requests to it and from it, connectivity
   leno diagnose shop/cart-1 --to shop/stock       also the path to a service that it calls, with the applications of its endpoints
 
-The sidecar itself tests connectivity: it connects to endpoints with mutual TLS, and sends the application
-no request. The control plane evaluates policies, as on its page.
+The sidecar itself tests connectivity: it connects to endpoints with mutual TLS, and sends no request to
+the application. The control plane evaluates policies, as on its page.
 
-Exit codes: 0 no step fails; 1 a step fails, or no control plane answers; 2 wrong usage.
+Exit codes: 0 no step fails; 1 a step fails, or no control plane responds; 2 wrong usage.
 ";

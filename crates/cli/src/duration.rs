@@ -39,7 +39,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 /// A message for the command line.
 pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
-        Duration::ZERO => Err("it must be longer than nothing".to_owned()),
+        Duration::ZERO => Err("it must be longer than zero".to_owned()),
         duration => Ok(duration),
     }
 }

@@ -44,12 +44,12 @@ impl ExecArgs {
     /// Executes the command; returns only on failure.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(soft) = self.open_files {
-            limits::restore_open_files(soft).context("the limit of open files")?;
+            limits::restore_open_files(soft).context("cannot restore the limit of open files")?;
         }
         // A later user may lack write access. The application runs even without a record.
         if let Some(Err(error)) = self.record.as_deref().map(groups::record) {
             crate::log::say(&format!(
-                "a killed `leno up` would leave processes of this application: {}",
+                "processes of this application would survive a killed `leno up`: {}",
                 output::failure(&error)
             ));
         }
@@ -58,11 +58,11 @@ impl ExecArgs {
         die_with(self.parent, Signal::KILL)?;
         // Descendants that lose their parents, as daemons do, stay descendants of the application.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-            .context("cannot become the parent of orphans")?;
+            .context("cannot become a child subreaper")?;
         if let Some(cwd) = &self.cwd {
             std::env::set_current_dir(cwd).with_context(|| {
                 format!(
-                    "cannot run in {}: correct spec.cwd of the Workload or make the directory",
+                    "cannot run in {}: correct spec.cwd of the Workload or create the directory",
                     cwd.display()
                 )
             })?;
@@ -169,7 +169,7 @@ fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbe
     };
     let (name, user, group) = match (account, found) {
         (Account::Named(name), None) => {
-            bail!("there is no user {name}: correct spec.user of the Workload or add the user")
+            bail!("no user {name}: correct spec.user of the Workload or add the user")
         }
         (Account::Numbered(user, group), None) => (None, *user, group.unwrap_or(*user)),
         (Account::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
@@ -201,10 +201,10 @@ fn written(account: &Account) -> String {
 /// If the parent has already ended, or the kernel rejects the request.
 pub(crate) fn die_with(parent: i32, signal: Signal) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(signal))
-        .context("cannot be tied to the life of the supervisor")?;
+        .context("cannot set the parent death signal")?;
     // The parent may have died before the request.
     if rustix::process::getppid() != Pid::from_raw(parent) {
-        bail!("the supervisor {parent} is gone");
+        bail!("the supervisor {parent} has exited");
     }
     Ok(())
 }

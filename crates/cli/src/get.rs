@@ -134,7 +134,7 @@ impl GetArgs {
         }
         if self.stale {
             if self.topic != Topic::Proxies {
-                bail!("--stale is a question about proxies: leno get proxies --stale");
+                bail!("--stale applies to proxies only: leno get proxies --stale");
             }
             let mut proxies: Vec<ProxyStatus> = parsed(answer)?;
             proxies.retain(ProxyStatus::is_stale);
@@ -250,7 +250,7 @@ impl Mesh {
     /// If no mesh answers, or it rejects the query.
     pub(crate) async fn ask(&self, path: &str) -> anyhow::Result<Value> {
         let answer = self.send("GET", path).await?;
-        serde_json::from_str(&answer).context("the answer of the control plane is not JSON")
+        serde_json::from_str(&answer).context("the response of the control plane is not JSON")
     }
 
     /// Queries the admin page of a workload's sidecar, over the stream to its control plane.
@@ -303,7 +303,7 @@ impl Mesh {
         let (status, answer) = asked.map_err(|error| self.unanswered(error))?;
         match status {
             200..300 => Ok(answer),
-            _ => bail!("the control plane refuses: {}", answer.trim_end()),
+            _ => bail!("the control plane rejected the request: {}", answer.trim_end()),
         }
     }
 
@@ -323,7 +323,7 @@ impl Mesh {
             Err(error) => error,
         })?;
         followed.map_err(|(_, problem)| {
-            anyhow::anyhow!("the control plane refuses: {}", problem.trim_end())
+            anyhow::anyhow!("the control plane rejected the request: {}", problem.trim_end())
         })
     }
 
@@ -333,10 +333,9 @@ impl Mesh {
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
         let context = match absent {
             true => format!(
-                "no mesh answers at {socket}: start one with `leno up`, or name the data \
-                 directory of the one you mean with --data"
+                "no mesh responds at {socket}: start one with `leno up`, or set its data directory with --data"
             ),
-            false => format!("asking the control plane at {socket}"),
+            false => format!("cannot query the control plane at {socket}"),
         };
         anyhow::Error::new(error).context(context)
     }

@@ -94,12 +94,12 @@ impl InjectArgs {
 fn tell(object: &str, told: &Told) {
     match told {
         Told::Injected(warnings) => {
-            eprintln!("{object}: has a sidecar now");
+            eprintln!("{object}: sidecar added");
             for warning in warnings {
                 eprintln!("{object}: warning: {}", output::line(&warning));
             }
         }
-        Told::Skipped(skip) => eprintln!("{object}: stays as it is: {skip}"),
+        Told::Skipped(skip) => eprintln!("{object}: unchanged: {skip}"),
     }
 }
 
@@ -114,7 +114,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
         read.with_context(|| format!("cannot read {}", path.display()))?;
     }
     if text.len() as u64 > BYTES_MAX {
-        bail!("{} has more than {BYTES_MAX} bytes: give it in parts", path.display());
+        bail!("{} has more than {BYTES_MAX} bytes: split it", path.display());
     }
     parse(&text).with_context(|| format!("{} is not YAML", path.display()))
 }

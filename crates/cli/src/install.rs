@@ -340,7 +340,7 @@ impl UninstallArgs {
             let names: Vec<String> = removals.iter().map(|it| yaml::name(it) + "\n").collect();
             output::print(&names.concat())?;
             eprintln!("and, in every namespace, the objects of gateways: {MADE}");
-            eprintln!("and, in every namespace, the right to write Secrets: {GRANTED}");
+            eprintln!("and, in every namespace, the permission to write Secrets: {GRANTED}");
             eprintln!("{RETRACTED}");
         }
         Ok(ExitCode::SUCCESS)

@@ -84,7 +84,7 @@ impl InterceptArgs {
     pub(crate) fn from_words(words: &[String]) -> anyhow::Result<Self> {
         let words = std::iter::once("intercept").chain(words.iter().map(String::as_str));
         let line = Line::try_parse_from(words);
-        let intercept = line.context("options of `leno intercept` that make no sense")?.intercept;
+        let intercept = line.context("invalid options of `leno intercept`")?.intercept;
         intercept.check()?;
         Ok(intercept)
     }

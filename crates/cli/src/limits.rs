@@ -14,7 +14,7 @@ pub(crate) fn raise_open_files() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files is unchanged");
+        tracing::warn!(%error, "cannot raise the limit of open files");
     }
     limit.current
 }

@@ -102,7 +102,7 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
         fs::create_dir_all(parent)
             .with_context(|| format!("{} cannot be made", parent.display()))?;
         fs::write(&path, texts.join("---\n"))
-            .with_context(|| format!("{} cannot be written", path.display()))?;
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

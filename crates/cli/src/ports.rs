@@ -36,7 +36,7 @@ impl PortSearch {
                 return Ok(port);
             }
         }
-        bail!("there is no free port on loopback from {PORT_FIRST} to {}", self.end)
+        bail!("no free loopback port from {PORT_FIRST} to {}", self.end)
     }
 }
 

@@ -46,8 +46,7 @@ impl FromStr for Range {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid =
-            || format!("`{text}` is not a range of addresses; use one such as 192.0.2.0/24");
+        let invalid = || format!("`{text}` is not an address range; use one such as 192.0.2.0/24");
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits)),
             None => (text, None),

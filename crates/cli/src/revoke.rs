@@ -87,8 +87,8 @@ impl RevokeArgs {
         };
         if !directory.join("tokens").is_dir() {
             bail!(
-                "no control plane has run on {}: name its data directory with --data, or the directory that \
-                 control planes share with --shared; in a cluster use --kubernetes",
+                "no control plane has run on {}: set its data directory with --data, or the shared \
+                 directory of the control planes with --shared; in a cluster use --kubernetes",
                 directory.display()
             );
         }
@@ -100,10 +100,10 @@ impl RevokeArgs {
                     Change::Revoke => file.add(meant.clone()),
                     Change::Undo => file.remove(&meant),
                 };
-                Some((meant, changed.context("the revoked workloads were not written")?))
+                Some((meant, changed.context("cannot write the revoked workloads")?))
             }
         };
-        let all = file.read().context("the revoked workloads cannot be read")?;
+        let all = file.read().context("cannot read the revoked workloads")?;
         Ok(Outcome { all, changed })
     }
 
@@ -156,12 +156,12 @@ fn unknown(workload: &str, known: &[&str]) -> Option<String> {
     if known.contains(&workload) {
         return None;
     }
-    let undo = format!("take it back with `leno revoke {workload} --undo`");
+    let undo = format!("undo with `leno revoke {workload} --undo`");
     let advice = match nearest(workload, known) {
-        Some(meant) => format!("did you mean {meant}? Then {undo}"),
-        None => format!("`leno get workloads` lists those there are; {undo}"),
+        Some(meant) => format!("did you mean {meant}? If so, {undo}"),
+        None => format!("`leno get workloads` lists all workloads; {undo}"),
     };
-    Some(format!("there is no Workload {workload} now: {advice}"))
+    Some(format!("no Workload {workload} exists now: {advice}"))
 }
 
 /// Returns the workload with the most similar name, or with the same name in another namespace.
@@ -178,8 +178,8 @@ fn sentence(meant: &RevokedWorkload, change: Change, changed: bool) -> String {
     let who = format!("{}{}", meant.workload, of_pod.unwrap_or_default());
     match (change, changed) {
         (Change::Revoke, true) => format!(
-            "{who} is revoked: its stream and its connections to other members end within seconds, and it gets \
-             no certificate. Take it back with `leno revoke {} --undo`.\n",
+            "{who} is revoked: its stream and its connections to other members end within seconds, and it \
+             gets no new certificate. Undo with `leno revoke {} --undo`.\n",
             meant.workload
         ),
         (Change::Revoke, false) => format!("{who} was revoked already.\n"),

@@ -54,17 +54,17 @@ impl RootArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let data = self.data.path()?;
         let status = runtime.block_on(Mesh::at(&data).ask("/status")).and_then(|answer| {
-            serde_json::from_value::<Status>(answer).context("the answer is not understood")
+            serde_json::from_value::<Status>(answer).context("cannot parse the response")
         });
         let status = status.context(
-            "a root is replaced while its mesh runs: name the data directory of a control plane",
+            "rotation requires a running mesh: set the data directory of a control plane",
         )?;
         let trust_domain = TrustDomain::new(&status.trust_domain)?;
         let authority = self.shared.unwrap_or(data).join("authority");
         if !authority.join("ca.pem").is_file() {
             bail!(
-                "there is no authority in {}: set the directory that the control planes share with \
-                 --shared; the source of --issuer replaces its own CA",
+                "no authority in {}: set the shared directory of the control planes with --shared; the CA \
+                 of --issuer is rotated by its owner",
                 authority.display()
             );
         }
@@ -72,13 +72,13 @@ impl RootArgs {
         let current = AuthoritySource::Own(authority.clone()).open(&trust_domain, now)?;
         let edition = format!("{:016x}", current.edition());
         if self.step != Step::Status && status.authority != edition && !self.force {
-            bail!("the control plane has not taken in the step before yet: try again in a second");
+            bail!("the control plane has not applied the previous step yet: try again in a second");
         }
         let rotation = Rotation::of(&authority, trust_domain);
         let behind = status.outdated;
         if matches!(self.step, Step::Switch | Step::Retire) && behind > 0 && !self.force {
             let problem = format!(
-                "{behind} of {} did not catch up with the step before: wait, or see `leno root status`",
+                "{behind} of {} have not applied the previous step: wait, or see `leno root status`",
                 counted(status.proxies, "sidecar")
             );
             bail!(self.data.in_commands(&problem));
@@ -101,13 +101,13 @@ impl RootArgs {
 /// Rejects a step while sidecars are disconnected: they would miss it, and the next one would cut them off.
 fn expect_everybody(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
     if status.settling {
-        bail!("the control plane has just started, and not every sidecar is back: wait");
+        bail!("the control plane has just started, and not all sidecars have reconnected: wait");
     }
     let away = status.workloads.saturating_sub(status.registered);
     if away > 0 {
         let problem = format!(
-            "{} of {} without a ready sidecar, which would be cut off: see `leno get workloads`, or take the step with \
-             --force",
+            "{} of {} without a ready sidecar, which would lose access to the mesh: see `leno get \
+             workloads`, or continue with --force",
             away,
             counted(status.workloads, "workload")
         );
@@ -121,13 +121,11 @@ fn tell(step: Step, stage: RotationStage, status: &Status, data: &DataArgs) -> a
         RotationStage::Settled => ("settled", "one root signs and is trusted; `leno root add`"),
         RotationStage::Added => (
             "added",
-            "a new root is trusted; once every sidecar has caught up: `leno root switch`, or \
-             `leno root back`",
+            "a new root is trusted; once every sidecar is up to date: `leno root switch`, or `leno root back`",
         ),
         RotationStage::Switched => (
             "switched",
-            "the new root signs; once every sidecar has caught up: `leno root retire`, or \
-             `leno root back`",
+            "the new root signs; once every sidecar is up to date: `leno root retire`, or `leno root back`",
         ),
     };
     let next = data.in_commands(next);

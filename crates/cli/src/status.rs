@@ -55,7 +55,7 @@ impl StatusArgs {
                 }
                 Err(error) => {
                     let finding = unreachable(&error, &path);
-                    let text = format!("the mesh cannot be judged: 1 problem\n{}", lines(&finding));
+                    let text = format!("cannot check the mesh: 1 problem\n{}", lines(&finding));
                     (Verdict::of(vec![finding], None), text)
                 }
             }
@@ -85,7 +85,8 @@ fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
         return Finding::problem(
             format!("no control plane has run on {}", data.display()),
             format!(
-                "name the data directory of the mesh with --data, or start a mesh there: leno up -f DIR --data {}",
+                "set the data directory of the mesh with --data, or start a mesh there: leno up -f DIR \
+                 --data {}",
                 quoted(&data.display().to_string())
             ),
         );
@@ -142,7 +143,7 @@ Examples:
   leno status
   leno status --data /var/lib/leno -o json
 
-Exit codes: 0 healthy; 1 there are problems, or no control plane answers; 2 wrong usage.
+Exit codes: 0 healthy; 1 there are problems, or no control plane responds; 2 wrong usage.
 ";
 
 #[cfg(test)]

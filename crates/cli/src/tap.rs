@@ -166,8 +166,8 @@ async fn find(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
     }
     let known: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
     match known.is_empty() {
-        true => bail!("there is no service {name}: the mesh has none"),
-        false => bail!("there is no service {name}; there are {}", known.join(", ")),
+        true => bail!("no service {name}: the mesh has no services"),
+        false => bail!("no service {name}; the mesh has {}", known.join(", ")),
     }
 }
 

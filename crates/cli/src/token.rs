@@ -46,7 +46,7 @@ impl TokenArgs {
         match &self.out {
             None => output::print(&bundle.render())?,
             Some(path) => {
-                bundle.save(path).context("the token file was not written")?;
+                bundle.save(path).context("cannot write the token file")?;
                 eprintln!(
                     "On the other machine: leno proxy --workload {} --token-file {} --inbound IP",
                     self.workload,
@@ -56,8 +56,7 @@ impl TokenArgs {
         }
         if bundle.control.is_empty() {
             eprintln!(
-                "warning: the token does not say where the control plane is; pass --control here \
-                 or to `leno proxy`"
+                "warning: the token has no control plane address; pass --control here or to `leno proxy`"
             );
         }
         Ok(ExitCode::SUCCESS)
@@ -70,7 +69,7 @@ impl TokenArgs {
             path.push_str(&format!("&lifetime_ms={}", ttl.as_millis()));
         }
         let answer = Mesh::at(&data).send("POST", &path).await?;
-        JoinBundle::parse(&answer).context("the answer of the control plane is no token")
+        JoinBundle::parse(&answer).context("the response of the control plane is not a token")
     }
 }
 

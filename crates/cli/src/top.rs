@@ -88,7 +88,7 @@ impl TopArgs {
         tokio::pin!(stop);
         let gone = reader::gone();
         tokio::pin!(gone);
-        let terminal = Terminal::enter().context("the terminal cannot be used; try --once")?;
+        let terminal = Terminal::enter().context("cannot use the terminal; try --once")?;
         stop::end_when_blocked(Terminal::restore, None)?;
         let mut keys = terminal.keys()?;
         let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };

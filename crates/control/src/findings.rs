@@ -259,7 +259,7 @@ pub fn join_again(status: &Status, workload: &str) -> String {
             )
         }
         false => {
-            format!("make a new token and start the sidecar with it: leno token {workload}")
+            format!("create a new token and start the sidecar with it: leno token {workload}")
         }
     }
 }
@@ -283,7 +283,7 @@ fn certificates(facts: &Facts) -> Vec<Finding> {
                 match facts.status.kubernetes {
                     true => join_again(&facts.status, workload),
                     false => format!(
-                        "make a new token and start the sidecar with it: leno token {workload}"
+                        "create a new token and start the sidecar with it: leno token {workload}"
                     ),
                 },
             ),

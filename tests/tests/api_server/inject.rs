@@ -32,13 +32,13 @@ fn what_the_webhook_knows_the_cluster_is_asked_for() {
         let words = ["inject", "-n", "mesh", "-f", file.to_str().unwrap()];
 
         let (_, said) = program(&server, &words);
-        let unknown = "the namespace shop is not there: its annotations are not known\n";
-        assert_eq!(said, format!("{unknown}Pod web: has a sidecar now\n"));
+        let unknown = "the namespace shop does not exist: its annotations are unknown\n";
+        assert_eq!(said, format!("{unknown}Pod web: sidecar added\n"));
         let annotations = json!({"flomesh.io/outbound-port-exclusion-list": "25"});
         let namespace = json!({"metadata": {"annotations": annotations}});
         server.apply("v1/Namespace", None, "shop", namespace).await;
         let (written, said) = program(&server, &words);
-        assert_eq!(said, "Pod web: has a sidecar now\n");
+        assert_eq!(said, "Pod web: sidecar added\n");
         assert!(written.contains("--exclude-outbound-ports=25,26"), "{written}");
         assert!(written.contains("leno.dev/intercept"), "{written}");
         assert!(!written.contains("NET_ADMIN"), "{written}");

@@ -205,7 +205,7 @@ impl Mesh {
         server.pod("web-1", "127.0.0.1").await;
         let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
         let control = control(server, "leno-system", port, &directory.path().join("control"));
-        control.wait_for_line("the control plane is up", PATIENCE);
+        control.wait_for_line("control plane ready", PATIENCE);
 
         let shown = directory.path().join("token");
         fs::write(&shown, token(server).await).unwrap();

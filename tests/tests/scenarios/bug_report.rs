@@ -41,7 +41,7 @@ fn a_report_without_a_control_plane_says_so_and_fails() {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("missing: control: no mesh answers at"), "{said}");
+    assert!(said.contains("missing: control: no mesh responds at"), "{said}");
     // Information available without the mesh is included.
     let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
     assert!(String::from_utf8(listed.stdout).unwrap().contains("about.json"));

@@ -44,7 +44,7 @@ fn the_step_that_fails_is_named() {
         "✓ sidecar",
         "✓ identity     spiffe://cluster.local/ns/shop/sa/cart",
         "✓ endpoint     is an endpoint of shop/cart",
-        "✗ endpoint     is no endpoint of shop/astray at port 81",
+        "✗ endpoint     is not an endpoint of shop/astray at port 81",
         "✓ service      shop/cart has 1 endpoint",
         "✓ connectivity shop/cart: reached 1 of 1 endpoint, with mutual TLS",
         "✓ decision     GET http://cart.shop:80/: 200-range: allowed",
@@ -56,7 +56,7 @@ fn the_step_that_fails_is_named() {
     assert!(said.contains("✗ service      shop/nobody has no workload"), "{said}");
     let (code, said) = diagnose(&mesh, &["shop/cart-2"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("✗ workload     there is no workload shop/cart-2\n"), "{said}");
+    assert!(said.contains("✗ workload     no workload shop/cart-2\n"), "{said}");
     assert!(said.contains("did you mean shop/cart-1?"), "{said}");
     mesh.write("mesh.yaml", &MANIFESTS.replace("targetPort: grpc", "targetPort: http"));
     leno_tests::eventually("nothing is wrong", std::time::Duration::from_secs(10), || {
@@ -132,10 +132,7 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
     let done = control.leno(&["diagnose", "shop/web-1"]);
     let said = String::from_utf8_lossy(&done.stdout);
     assert_eq!(done.status.code(), Some(0), "{said}");
-    assert!(
-        said.contains("· names        it called shop/typo: there is no such service"),
-        "{said}"
-    );
+    assert!(said.contains("· names        it called shop/typo: no such service"), "{said}");
 
     web.kill();
     web.start_again();

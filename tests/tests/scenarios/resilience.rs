@@ -111,7 +111,7 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
             assert_eq!(connection.get("/").unwrap().status, 200, "{signal}");
         }
     }
-    mesh.up.wait_for_line("SIGHUP: the files are read again", PATIENCE);
+    mesh.up.wait_for_line("SIGHUP: reloading the files", PATIENCE);
     assert_eq!(mesh.sidecar("bookinfo/client-1").pid, sidecar, "the same process serves");
     mesh.up.signal(Signal::QUIT);
     assert!(mesh.up.wait(PATIENCE).success());

@@ -124,7 +124,7 @@ fn nobody_may_call_details(demo: &Demo) {
 fn rules_say_how_often_they_decided(demo: &Demo) {
     let (_, said) = demo.leno(&["get", "routes", "-o", "wide"]);
     assert!(said.contains("REQUESTS") && said.contains("100 %"), "{said}");
-    assert!(said.contains("HITS 1H") && said.contains("0: "), "{said}");
+    assert!(said.contains("MATCHES 1H") && said.contains("0: "), "{said}");
     let (_, said) = demo.leno(&["get", "policies", "-o", "wide"]);
     assert!(said.lines().any(|line| line.ends_with(|last: char| last.is_ascii_digit())), "{said}");
     let (_, said) = demo.leno(&["get", "rules"]);

@@ -222,7 +222,7 @@ fn what_cannot_be_tapped_is_refused_at_once() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let unknown = refused(&["shop/stok"]);
-    assert!(unknown.contains("there is no service shop/stok; there are shop/stock"), "{unknown}");
+    assert!(unknown.contains("no service shop/stok; the mesh has shop/stock"), "{unknown}");
     let status = refused(&["shop/stock", "--status", "6xx"]);
     assert!(status.contains("use 503, 5xx or 400-499"), "{status}");
 }

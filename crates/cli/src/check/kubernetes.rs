@@ -24,7 +24,7 @@ pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow
             examined.push(it);
         };
         let looked = Box::pin(examine_each(&client, here.namespace.as_ref(), report)).await;
-        looked.map_err(cluster::plain).context("the API server does not answer")
+        looked.map_err(cluster::plain).context("the API server does not respond")
     })?;
     printed?;
     if matches!(format, CheckFormat::Json) {

@@ -21,12 +21,12 @@ pub(super) fn find(directory: &Path) -> anyhow::Result<PathBuf> {
     };
     let files = entries.filter_map(Result::ok).map(|entry| entry.path()).filter(is_configuration);
     let Some(first) = files.min() else {
-        bail!("there is no network in {} yet", directory.display());
+        bail!("no network configuration in {} yet", directory.display());
     };
     match first.extension().is_some_and(|extension| extension == "conflist") {
         true => Ok(first),
         false => bail!(
-            "{} configures one plugin alone, to which none can be added: make it a .conflist",
+            "{} configures a single plugin, and no other can be added: convert it to a .conflist",
             first.display()
         ),
     }

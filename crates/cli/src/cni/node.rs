@@ -182,9 +182,9 @@ async fn answer_all(listener: UnixListener, node: Arc<Node>) {
             }
             Some(answered) = answers.join_next() => match answered {
                 Ok(Ok(Ok(()))) => {}
-                Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot answer a plugin"),
-                Ok(Err(_)) => tracing::warn!("cannot answer a plugin in time"),
-                Err(error) => tracing::error!(%error, "an answer to a plugin was not completed"),
+                Ok(Ok(Err(error))) => tracing::warn!(%error, "cannot respond to a plugin"),
+                Ok(Err(_)) => tracing::warn!("timeout while responding to a plugin"),
+                Err(error) => tracing::error!(%error, "response to a plugin failed"),
             },
         }
     }

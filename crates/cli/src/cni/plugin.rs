@@ -78,10 +78,10 @@ impl Call {
             }
             "ADD" => {
                 let configuration: Configuration =
-                    serde_json::from_str(input).context("the configuration makes no sense")?;
+                    serde_json::from_str(input).context("invalid configuration")?;
                 self.add(&configuration)?;
                 let mut result = configuration.prev_result.context(
-                    "prevResult is missing: list this plugin after the one that makes networks",
+                    "prevResult is missing: list this plugin after the one that creates the network",
                 )?;
                 if let Some(result) = result.as_object_mut() {
                     result.insert("cniVersion".to_owned(), configuration.cni_version.into());

@@ -135,7 +135,7 @@ impl Cluster {
 }
 
 const WEBHOOK: &str = "the webhook";
-const LEASE: &str = "the keeper of the lease";
+const LEASE: &str = "the lease renewal";
 
 /// Starts a control plane that follows the API server.
 ///
@@ -146,8 +146,8 @@ pub(super) async fn start(
     mut config: Config,
     health: Option<&Health>,
 ) -> anyhow::Result<(Control, Cluster)> {
-    let client = Client::try_default().await.context("there is no API server to ask")?;
-    let own = args.pod_ip.context("the own address is not known: set POD_IP")?;
+    let client = Client::try_default().await.context("no API server configured")?;
+    let own = args.pod_ip.context("the pod's own address is unknown: set POD_IP")?;
     let namespace = args.pod_namespace.clone();
     let mut tasks = JoinSet::new();
     let (stop, stopped) = watch::channel(false);
@@ -169,7 +169,7 @@ pub(super) async fn start(
     let (guests, lifetime) = (source.guests(), config.certificate_lifetime);
     let of_guests = leading.clone();
     let gateways = args.gateways.then(|| Gateways { wishes: source.wishes(), leading });
-    tasks.spawn(named("the source of the facts", source.follow(facts)));
+    tasks.spawn(named("the watch of the API server", source.follow(facts)));
     let first = tokio::select! {
         first = updates.recv() => first,
         () = tell_progress(&mut progress, health) => None,
@@ -188,19 +188,19 @@ pub(super) async fn start(
     if let AuthoritySource::Issuer(dir) = authority.establish().await? {
         config.issuer = Some(dir);
     }
-    tasks.spawn(named("the keeper of the authority", authority.keep()));
+    tasks.spawn(named("the renewal of the authority", authority.keep()));
 
     let (found, peers) = watch::channel(BTreeSet::new());
     config.found_peers = Some(peers);
     let here = (own, config.listen.port());
     let looking = (client.clone(), namespace.clone());
-    tasks.spawn(named("the search for other control planes", async move {
+    tasks.spawn(named("the discovery of other control planes", async move {
         peers::follow(looking.0, &looking.1, here, found).await;
     }));
     config.reviewer = Some(Arc::new(ByTokenReview(TokenReviewer::new(client.clone()))));
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
-    tasks.spawn(named("the source of the facts", forward(first, updates, again)));
+    tasks.spawn(named("the watch of the API server", forward(first, updates, again)));
     let control = told(Control::start_fed(config, fed).await)?;
     let (asking, authority) = (client.clone(), control.authority());
     let keeping = keep_guests(asking, lifetime, authority, (guests, of_guests), outcomes);
@@ -270,7 +270,7 @@ fn write_facts(
         // The control plane has ended: its last facts stay.
         std::future::pending().await
     };
-    tasks.spawn(named("the facts about sidecars", forwarding));
+    tasks.spawn(named("the configuration of injected sidecars", forwarding));
     if let Some(name) = args.pod_name.clone() {
         let keeping = keep_rejections(client.clone(), name, written);
         tasks.spawn(named("the writer of events about rejected clients", keeping));
@@ -287,7 +287,7 @@ async fn settings(
     control: &Control,
 ) -> anyhow::Result<Settings> {
     let image = args.image.clone();
-    let image = image.context("which image sidecars have is not known: set LENO_IMAGE")?;
+    let image = image.context("the image of sidecars is unknown: set LENO_IMAGE")?;
     let version = server_version(client).await;
     let version = version.context("the API server does not report its version")?;
     let (domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
@@ -372,7 +372,7 @@ async fn equip(
     };
     tokio::select! {
         served = serving => if let Err(error) = served {
-            tracing::error!(%error, "the webhook is not served");
+            tracing::error!(%error, "cannot serve the webhook");
         },
         () = following => {}
         () = making => {}

@@ -99,7 +99,7 @@ pub(super) async fn observe(fleet: &[Standing]) -> anyhow::Result<Vec<Observatio
 
 async fn page<T: serde::de::DeserializeOwned>(admin: SocketAddr, path: &str) -> anyhow::Result<T> {
     let answer = ask::admin(admin, path).await?;
-    serde_json::from_slice(&answer).with_context(|| format!("reading http://{admin}{path}"))
+    serde_json::from_slice(&answer).with_context(|| format!("GET http://{admin}{path}"))
 }
 
 /// Sends plain HTTP to a listener that requires mutual TLS; true if it was rejected.

@@ -105,8 +105,8 @@ impl DemoArgs {
             .with_context(|| format!("cannot write {}", file.display()))?;
         let data = DataDirectory::claim(scratch.path().join("data"))?;
         let hint = format!(
-            " --data {}\nRules:    {}: remove the TrafficTarget for details there and save: \
-             requests that need it then fail",
+            " --data {}\nRules:    {}: remove the TrafficTarget for details in it and save: \
+             requests to details then fail",
             data.path().display(),
             file.display()
         );

@@ -52,7 +52,7 @@ async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::R
             // The receiver may have been dropped.
             drop(done.send(driven));
         })
-        .context("the thread of the load generator cannot be started")?;
+        .context("cannot start the thread of the load generator")?;
     report.await.context("the load generator failed")?
 }
 
@@ -75,7 +75,10 @@ pub(super) async fn ask_as_stranger(ports: Ports) -> anyhow::Result<u16> {
     let statuses: Vec<u16> = total.statuses().map(|(status, _)| status).collect();
     match statuses.as_slice() {
         [status] if total.failures() == 0 => Ok(*status),
-        _ => anyhow::bail!("it was answered {statuses:?}, and {} times not", total.failures()),
+        _ => anyhow::bail!(
+            "statuses {statuses:?}, and {} requests without a response",
+            total.failures()
+        ),
     }
 }
 

@@ -94,7 +94,7 @@ impl Findings {
             }
             for series in sidecar.inbound_series() {
                 if series.peer.is_empty() {
-                    return Err(format!("{} served a nameless peer", sidecar.workload));
+                    return Err(format!("{} served a peer without identity", sidecar.workload));
                 }
                 requests += series.requests;
                 peers.insert(series.peer.as_str());
@@ -109,7 +109,7 @@ impl Findings {
                  rejected at every listener",
                 peers.len()
             )),
-            false => Err("no connection between sidecars was seen".to_owned()),
+            false => Err("no connection between sidecars observed".to_owned()),
         }
     }
 

@@ -34,7 +34,7 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) 
         step(
             "circuit",
             format!("to {} is open: {}", it.subject, it.reason),
-            "repair the service; the circuit then closes by itself: leno get circuits",
+            "repair the service; the circuit then closes automatically: leno get circuits",
         )
     }));
     steps
@@ -114,7 +114,7 @@ fn listeners(workload: &WorkloadStatus) -> Vec<Step> {
             Step::problem(
                 "listener",
                 format!("{} is closed: {}", it.subject, it.reason),
-                "stop the process that holds the address (ss -ltnp shows it), or use another address",
+                "stop the process that uses the address (ss -ltnp shows it), or use another address",
             )
         })
         .collect();

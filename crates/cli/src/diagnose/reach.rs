@@ -119,7 +119,7 @@ fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
         false => format!("GET {url}: {verdict}"),
     };
     let remedy =
-        format!("leno explain request --from {workload} --url {url} shows the rules that decide");
+        format!("leno explain request --from {workload} --url {url} shows the matching rules");
     // A policy may declare any status for the requests that it rejects.
     let is_rejected = !told.decision["reason"].is_null();
     Some(match verdict.chars().next() {

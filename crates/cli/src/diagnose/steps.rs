@@ -141,10 +141,10 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
         let remedy =
             "list the workloads: leno get workloads; a manifest may be rejected: leno get rejected";
         let remedy = match nearest(name, &known) {
-            Some(meant) => format!("did you mean {meant}? Otherwise {remedy}"),
+            Some(meant) => format!("did you mean {meant}? If not, {remedy}"),
             None => remedy.to_owned(),
         };
-        return vec![Step::problem("workload", format!("there is no workload {name}"), remedy)];
+        return vec![Step::problem("workload", format!("no workload {name}"), remedy)];
     };
     let of = match workload.services.as_slice() {
         [] => "selected by no service".to_owned(),
@@ -204,16 +204,16 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
     let outside: Vec<String> = outside.into_iter().map(|it| host(it)).collect();
     let services = match inside.as_slice() {
         [] => None,
-        [name] => Some(format!("it called {name}: there is no such service")),
-        _ => Some(format!("it called {}: there are no such services", listed(&inside))),
+        [name] => Some(format!("it called {name}: no such service")),
+        _ => Some(format!("it called {}: no such services", listed(&inside))),
     };
     let hosts = match outside.as_slice() {
         [] => None,
         [name] => Some(format!(
-            "it called {name}: a host outside the mesh, since there is no such namespace"
+            "it called {name}: a host outside the mesh, as there is no such namespace"
         )),
         _ => Some(format!(
-            "it called {}: hosts outside the mesh, since there are no such namespaces",
+            "it called {}: hosts outside the mesh, as there are no such namespaces",
             listed(&outside)
         )),
     };
@@ -286,7 +286,7 @@ fn identity(facts: &Facts, name: &str) -> Step {
     if *valid_for_seconds == 0 {
         let remedy = match facts.status.kubernetes {
             true => join_again(&facts.status, name),
-            false => format!("make a new token and start the sidecar with it: leno token {name}"),
+            false => format!("create a new token and start the sidecar with it: leno token {name}"),
         };
         return Step::problem(step, format!("{identity} has expired: peers reject it"), remedy);
     }
@@ -322,7 +322,7 @@ fn doors(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
             true => Step::fine("endpoint", format!("is an endpoint of {}", service.name)),
             false => Step::problem(
                 "endpoint",
-                format!("is no endpoint of {} at port {}", service.name, lacks.join(", ")),
+                format!("is not an endpoint of {} at port {}", service.name, lacks.join(", ")),
                 "it has no port for the service's targetPort, is not ready, or its sidecar has not \
                  reported its listeners",
             ),
@@ -346,7 +346,7 @@ fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
         let mode = &facts.status.traffic_mode;
         steps.push(Step::fine(
             "policy",
-            format!("the mesh is {mode}; policies in force here: {in_force}"),
+            format!("the mesh is {mode}; applicable policies: {in_force}"),
         ));
     }
     steps
@@ -440,7 +440,7 @@ fn reached(facts: &Facts, workload: &str) -> Vec<Step> {
 fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let Some(service) = find(facts, to) else {
         let remedy = "leno get services lists them; check the spelling and the namespace";
-        return vec![Step::problem("service", format!("there is no service {to}"), remedy)];
+        return vec![Step::problem("service", format!("no service {to}"), remedy)];
     };
     let mut steps = Vec::new();
     let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
@@ -475,7 +475,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
         Step::notice(
             "removed",
             format!("{} is ejected: {}", endpoint.workload, endpoint.cause),
-            "it returns to service by itself: leno get removed",
+            "it returns to service automatically: leno get removed",
         )
     }));
     steps.extend(conditions::of_endpoints(facts, workload, to));
@@ -527,11 +527,10 @@ mod tests {
             let steps = unknown_names(names, &BTreeSet::from(["shop"]));
             steps.into_iter().map(|step| step.what).collect::<Vec<_>>()
         };
-        let typo = "it called shop/typo: there is no such service";
-        let hosts = "it called example.com, foo.internal: hosts outside the mesh, since there are no such namespaces";
+        let typo = "it called shop/typo: no such service";
+        let hosts = "it called example.com, foo.internal: hosts outside the mesh, as there are no such namespaces";
         assert_eq!(told(&names), [typo, hosts]);
-        let host =
-            "it called example.com: a host outside the mesh, since there is no such namespace";
+        let host = "it called example.com: a host outside the mesh, as there is no such namespace";
         assert_eq!(told(&names[..1]), [host]);
         assert_eq!(told(&[]), [""; 0]);
     }

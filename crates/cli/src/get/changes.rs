@@ -33,13 +33,13 @@ pub(crate) fn story(change: &ChangeReport) -> String {
         writeln!(text, "  {label:<10} {value}").expect("writing to a String never fails");
     };
     line("noticed", format!("{} ago", ms(Some(change.age_ms))));
-    line("taken in", format!("after {}", ms(Some(change.seen_after_ms))));
+    line("processed", format!("after {}", ms(Some(change.seen_after_ms))));
     if change.forgotten {
         line("sent", "details are no longer available".to_owned());
         return text;
     }
     let Some(sent) = change.sent_after_ms else {
-        line("sent", "not yet: it waits for the quiet time".to_owned());
+        line("sent", "not yet: waiting for the debounce interval".to_owned());
         return text;
     };
     let others = match change.together {
@@ -48,13 +48,13 @@ pub(crate) fn story(change: &ChangeReport) -> String {
     };
     line("sent", format!("after {}{others}", ms(Some(sent))));
     line(
-        "concerned",
+        "affected",
         format!("{}, and {} received it", counted(change.concerned, "proxy"), change.told),
     );
-    line("answered", format!("{}, {} bytes", counted(change.applied, "proxy"), change.bytes));
+    line("applied", format!("{}, {} bytes", counted(change.applied, "proxy"), change.bytes));
     if change.refused > 0 {
         line(
-            "refused",
+            "rejected",
             format!(
                 "{}: see `leno get proxies --stale`",
                 counted(usize::try_from(change.refused).unwrap_or(usize::MAX), "time")
@@ -63,7 +63,7 @@ pub(crate) fn story(change: &ChangeReport) -> String {
     }
     match change.applied_after_ms {
         Some(after) => line("last ACK", format!("after {}", ms(Some(after)))),
-        None if change.told == 0 => line("last ACK", "none: no proxy needed it".to_owned()),
+        None if change.told == 0 => line("last ACK", "none: no proxy uses it".to_owned()),
         None => line("waits for", change.waiting.join(", ")),
     }
     text
@@ -83,9 +83,9 @@ const COLUMNS: &[Column] = &[
     Column::always("after"),
     Column::always("bytes"),
     Column::always("what"),
-    Column::wide("concerned"),
+    Column::wide("affected"),
     Column::wide("together"),
-    Column::wide("refused"),
+    Column::wide("rejected"),
 ];
 
 #[cfg(test)]

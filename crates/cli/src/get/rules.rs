@@ -10,7 +10,7 @@ pub(super) fn table(rules: &[RuleStatus]) -> Listing {
         Column::always("kind"),
         Column::always("object"),
         Column::always("rule"),
-        Column::always("hits 1h"),
+        Column::always("matches 1h"),
         Column::always("hits"),
     ];
     let mut listing = Listing::new(COLUMNS);

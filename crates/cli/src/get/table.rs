@@ -67,7 +67,7 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
         Column::always("services"),
         Column::always("sidecar"),
         Column::always("application"),
-        Column::always("doors"),
+        Column::always("outbound listeners"),
         Column::always("listeners"),
         Column::wide("address"),
         Column::wide("labels"),
@@ -206,19 +206,19 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
         Column::always("connected"),
         Column::always("services"),
         Column::always("state"),
-        Column::always("world"),
+        Column::always("config"),
         Column::always("version"),
         Column::wide("admin"),
         Column::wide("subscriptions"),
-        Column::wide("last refusal"),
+        Column::wide("last rejection"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for proxy in proxies {
         let state = if proxy.refused > 0 {
-            format!("refuses {}", proxy.refused)
+            format!("rejects {}", proxy.refused)
         } else if proxy.applied < proxy.told {
             let behind = Duration::try_from_secs_f64(proxy.behind_seconds.unwrap_or_default());
-            format!("behind for {}", short(behind.unwrap_or_default()))
+            format!("out of sync for {}", short(behind.unwrap_or_default()))
         } else {
             "current".to_owned()
         };
@@ -256,7 +256,7 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
         Column::wide("rate"),
         Column::wide("success"),
         Column::wide("requests"),
-        Column::wide("hits 1h"),
+        Column::wide("matches 1h"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
@@ -309,7 +309,7 @@ pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Li
         Column::always("in force"),
         Column::always("problems"),
         Column::wide("rules"),
-        Column::wide("hits 1h"),
+        Column::wide("matches 1h"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for policy in policies {

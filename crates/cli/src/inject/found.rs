@@ -50,13 +50,13 @@ impl Found {
             })?;
         let installed = Installed::of(&deployment);
         let version =
-            server_version(&client).await.map_err(plain).context("cannot ask the API server")?;
+            server_version(&client).await.map_err(plain).context("cannot query the API server")?;
         let own = Name::new(namespace).ok();
         let namespaces_of_settings = installed.settings_namespaces.iter().cloned().chain(own);
         let read = sidecar_settings(&client, namespaces_of_settings.collect()).await;
         let (exclusions, floor) = read.map_err(plain).context(
-            "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: ask for the right \
-             to list it, or pass --roots FILE and annotate the pods",
+            "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: request \
+             permission to list it, or pass --roots FILE and annotate the pods",
         )?;
         Ok(Self {
             roots,
@@ -103,13 +103,13 @@ async fn facts(
         let object = ObjectName::from(&NamespaceName::new(name)?);
         let found = namespaces.get_opt(&object).await.map_err(plain).with_context(|| {
             format!(
-                "cannot read the namespace {name} and its annotations: get the right to read it, or \
+                "cannot read the namespace {name} and its annotations: request permission to read it, or \
                  pass --roots FILE and annotate the pods"
             )
         })?;
         match found {
             Some(found) => drop(known.insert(text, found.into())),
-            None => eprintln!("the namespace {name} is not there: its annotations are not known"),
+            None => eprintln!("the namespace {name} does not exist: its annotations are unknown"),
         }
     }
     Ok(known)

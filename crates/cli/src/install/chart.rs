@@ -270,7 +270,7 @@ fn values_are_documented_and_bounded() {
     }
     let page = read("docs/kubernetes.md");
     for key in known {
-        assert!(page.contains(&format!("\n| `{key}` |")), "{key} is not in docs/kubernetes.md");
+        assert!(page.contains(&format!("\n| `{key}` |")), "{key} is missing in docs/kubernetes.md");
     }
     let used = read("deploy/helm/leno/templates/leno.yaml");
     for line in used.lines().filter(|line| line.contains(".Values.")) {

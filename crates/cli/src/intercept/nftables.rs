@@ -46,8 +46,9 @@ pub(super) fn replace(chains: &[Chain]) -> anyhow::Result<()> {
 
 /// Sends a batch and waits for the answer to each of its requests.
 fn transact(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
-    let mut socket = Socket::new(NETLINK_NETFILTER).context("cannot speak with the kernel")?;
-    socket.bind_auto().context("cannot speak with the kernel")?;
+    let mut socket =
+        Socket::new(NETLINK_NETFILTER).context("cannot communicate with the kernel")?;
+    socket.bind_auto().context("cannot communicate with the kernel")?;
     let mut batch = Vec::new();
     append(&mut batch, 0, control(ControlMessage::BatchBegin), NLM_F_REQUEST);
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND;
@@ -56,13 +57,13 @@ fn transact(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
         append(&mut batch, sequence, NetfilterMessage::new(header, request.clone()), flags);
     }
     append(&mut batch, 0, control(ControlMessage::BatchEnd), NLM_F_REQUEST);
-    let sent = socket.send(&batch, 0).context("cannot speak with the kernel")?;
+    let sent = socket.send(&batch, 0).context("cannot communicate with the kernel")?;
     if sent != batch.len() {
-        bail!("the kernel took {sent} of {} bytes", batch.len());
+        bail!("the kernel accepted {sent} of {} bytes", batch.len());
     }
     let mut answered = 0;
     while answered < requests.len() {
-        let (bytes, _) = socket.recv_from_full().context("the kernel does not answer")?;
+        let (bytes, _) = socket.recv_from_full().context("the kernel does not respond")?;
         for answer in answers(&bytes)? {
             let Some(refusal) = answer.refusal else {
                 answered += 1;
@@ -89,7 +90,7 @@ fn answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
     let mut rest = bytes;
     while !rest.is_empty() {
         let message = NetlinkMessage::<NetfilterMessage>::deserialize(rest)
-            .context("the kernel's answer makes no sense")?;
+            .context("invalid response of the kernel")?;
         if let NetlinkPayload::Error(error) = &message.payload {
             let refusal = error.code.map(|code| io::Error::from_raw_os_error(-code.get()));
             answers.push(Answer { sequence: message.header.sequence_number, refusal });

@@ -48,7 +48,7 @@ pub(super) fn from_file(path: &Path) -> anyhow::Result<Vec<u8>> {
     file.take(BODY_BYTES_MAX as u64 + 1)
         .read_to_end(&mut body)
         .with_context(|| format!("cannot read {shown}"))?;
-    ensure!(body.len() <= BODY_BYTES_MAX, "{shown} is too large: give at most 64 MiB");
+    ensure!(body.len() <= BODY_BYTES_MAX, "{shown} is too large: use at most 64 MiB");
     Ok(body)
 }
 

@@ -41,7 +41,7 @@ impl Measured {
         };
         let pace = match self.steps.first().and_then(|step| step.rate) {
             None => "closed loop",
-            Some(_) => "open loop, latency from when a request was due",
+            Some(_) => "open loop, latency from the scheduled time of a request",
         };
         let threads = match self.threads {
             1 => "1 thread".to_owned(),

@@ -81,7 +81,7 @@ impl Page {
         self.put("</tr>\n");
         for step in steps {
             let latency = step.latency_us;
-            let rate = step.rate.map_or("as it comes".to_owned(), |rate| format!("{rate:.0}/s"));
+            let rate = step.rate.map_or("unlimited".to_owned(), |rate| format!("{rate:.0}/s"));
             let counts = [rate, step.requests.to_string(), format!("{:.0}/s", step.rps)];
             let times = [
                 latency.min,
@@ -186,7 +186,7 @@ fn percentiles(measured: &Measured) -> Plot {
     });
     Plot {
         title: "Latency by percentile",
-        x: Axis { label: "part of the requests", low: 0.0, high: nines, ticks: ticks.collect() },
+        x: Axis { label: "share of the requests", low: 0.0, high: nines, ticks: ticks.collect() },
         y: Axis { label: "at most", ..Axis::latencies(low.min(high), high) },
         lines: lines.collect(),
     }
@@ -284,7 +284,7 @@ const RATE_COLUMNS: [&str; 13] = [
 
 const CAVEATS: &str = "Latencies cover successful requests; all others are counted as errors, \
     by kind. In a closed loop a stalled server receives no further requests, so few requests show \
-    the stall; an open loop counts every request that was due. Responses after the end are included \
+    the stall; an open loop counts every scheduled request. Responses after the end are included \
     in counts and latencies, but not in rates. All figures are measured at the load generator and \
     include its own delays.";
 

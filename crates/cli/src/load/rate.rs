@@ -12,7 +12,7 @@ pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
     let refused = || "use for example 1000, or 1000:4000:1000 for several".to_owned();
     let numbers: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
     match numbers.map_err(|_| refused())?.as_slice() {
-        [0, ..] | [_, 0, _] | [_, _, 0] => Err("a rate or step of 0 goes nowhere".to_owned()),
+        [0, ..] | [_, 0, _] | [_, _, 0] => Err("a rate or step of 0 is invalid".to_owned()),
         [rate] => Ok(Rates(vec![*rate])),
         [from, to, step] => {
             if from.abs_diff(*to) / step >= STEPS_MAX {
@@ -38,7 +38,7 @@ pub(super) fn parse_share(text: &str) -> Result<f64, String> {
     let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
     share
         .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| "use a part of the requests: 0.01 or 1%".to_owned())
+        .ok_or_else(|| "use a share of the requests: 0.01 or 1%".to_owned())
 }
 
 /// Each step is a run of its own, with a warm-up.

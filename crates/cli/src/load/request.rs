@@ -38,12 +38,12 @@ impl LoadArgs {
         let streams = self.streams.unwrap_or(1);
         match (self.http, self.grpc) {
             (Some(HttpVersion::Http1), true) => {
-                Err(WrongUsage::new("gRPC needs HTTP/2: leave out --http 1.1"))
+                Err(WrongUsage::new("gRPC requires HTTP/2: omit --http 1.1"))
             }
             (_, true) => Ok(Protocol::Grpc { streams }),
             (Some(HttpVersion::Http2), false) => Ok(Protocol::Http2 { streams }),
             (_, false) if self.streams.is_some() => {
-                Err(WrongUsage::new("--streams needs --http 2 or --grpc"))
+                Err(WrongUsage::new("--streams requires --http 2 or --grpc"))
             }
             (_, false) => Ok(Protocol::Http1),
         }

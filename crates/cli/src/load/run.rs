@@ -105,7 +105,7 @@ async fn step(plan: Plan, threads: usize, ask: &Stop, live: &mut Live) -> anyhow
             caught = &mut signal => {
                 caught?;
                 if ask.is_asked() {
-                    bail!("stopped twice: there is no report");
+                    bail!("stopped twice: no report");
                 }
                 ask.stop();
                 signal.set(signal_after(SIGNAL_PAUSE));

@@ -35,7 +35,7 @@ pub(super) struct Authority {
 pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
     let (url, weight) = split_weight(text)?;
     if url.starts_with("https://") {
-        return Err("TLS is not spoken here: give an http:// URL".to_owned());
+        return Err("TLS is not supported: use an http:// URL".to_owned());
     }
     let whole = match url.contains("://") {
         true => url.to_owned(),
@@ -48,7 +48,7 @@ pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
     }
     let authority = uri.authority().ok_or_else(|| refused("no host"))?;
     if authority.as_str().contains('@') {
-        return Err("a URL with a user is not understood: use -H 'authorization: …'".to_owned());
+        return Err("a URL with a user is not supported: use -H 'authorization: …'".to_owned());
     }
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     Ok(WeightedUrl {

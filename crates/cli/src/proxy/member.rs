@@ -72,8 +72,8 @@ impl MemberArgs {
             let problem = known.problem.as_ref();
             let problem = problem.map(|error| format!(" ({error})")).unwrap_or_default();
             format!(
-                "{workload} has no usable certificate in {}{problem} and no token file: make one \
-                 with `leno token {workload} --out FILE` and pass --token-file FILE, or pass \
+                "{workload} has no usable certificate in {}{problem} and no token file: create one with \
+                 `leno token {workload} --out FILE` and pass --token-file FILE, or pass \
                  --trust-domain with --service-account-token",
                 state.display()
             )
@@ -84,8 +84,8 @@ impl MemberArgs {
         };
         if control.is_empty() {
             bail!(
-                "{workload} does not know where its control plane is, and would run only until \
-                 its certificate expires: pass --control ADDRESS"
+                "{workload} has no control plane address, and would run only until its certificate \
+                 expires: pass --control ADDRESS"
             );
         }
         remember(&state, &control)?;
@@ -103,7 +103,7 @@ fn trusted(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedR
         (Some(file), _) => Ok(TrustedRoots::File(file)),
         (None, Some(text)) => {
             let roots = Roots::from_pem(text);
-            Ok(TrustedRoots::Known(roots.context("LENO_ROOTS cannot be used")?))
+            Ok(TrustedRoots::Known(roots.context("LENO_ROOTS is invalid")?))
         }
         (None, None) => bail!(
             "--service-account-token requires the roots that authenticate the control plane: pass \
@@ -148,7 +148,7 @@ impl Known {
                 Self { trust_domain, ..Self::default() }
             }
             (None, Some(path)) => {
-                let bundle = JoinBundle::load(path).context("the token file cannot be used")?;
+                let bundle = JoinBundle::load(path).context("cannot use the token file")?;
                 let control = bundle.control.into_iter().map(ControlAddress::from).collect();
                 Self { trust_domain: Some(bundle.trust_domain), control, ..Self::default() }
             }

@@ -134,7 +134,7 @@ async fn report<F: Fn() -> u64>(
         if let Some(states) = listeners {
             if logged.as_ref() != Some(&states) {
                 for (name, address) in &states.open {
-                    tracing::info!(name, %address, "a listener is open");
+                    tracing::info!(name, %address, "listener open");
                 }
                 logged = Some(Arc::clone(&states));
             }
@@ -149,7 +149,7 @@ async fn report<F: Fn() -> u64>(
                 && let Some(socket) = &mut to
             {
                 if let Err(error) = tell(socket, &report).await {
-                    tracing::warn!(%error, "the supervisor does not listen");
+                    tracing::warn!(%error, "cannot send to the supervisor");
                     to = None;
                 }
                 last = Some(report);
@@ -185,7 +185,7 @@ async fn obey(
                 counting.send_replace(order.count_requests);
                 application.set(order.into());
             }
-            Err(error) => tracing::warn!(%error, "an order of the supervisor is not readable"),
+            Err(error) => tracing::warn!(%error, "invalid message of the supervisor"),
         }
     }
 }

@@ -41,10 +41,10 @@ pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Out
         match api(&client)?.replace(&name, &PostParams::default(), &config).await {
             Ok(_) => return Ok(outcome),
             Err(error) if error.code() == Some(409) => {}
-            Err(error) => return Err(plain(error)).context("the MeshConfig was not changed"),
+            Err(error) => return Err(plain(error)).context("cannot change the MeshConfig"),
         }
     }
-    bail!("the MeshConfig is changed by others all the time: try again")
+    bail!("too many concurrent changes of the MeshConfig: try again")
 }
 
 /// Returns the UID of the pod that has this name now.
@@ -56,7 +56,7 @@ async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid
     let uid = pod.and_then(|pod| Uid::new(pod.metadata.uid.as_deref()?).ok());
     uid.with_context(|| {
         format!(
-            "there is no pod {workload} now: name its UID with --uid, or every pod with --by-name"
+            "no pod {workload} exists now: select its UID with --uid, or every pod with --by-name"
         )
     })
 }
@@ -64,12 +64,12 @@ async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid
 /// Returns the single MeshConfig.
 async fn mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
     let found = api(client)?.list(&ListParams::default().limit(2)).await;
-    let mut found = found.map_err(plain).context("the MeshConfig cannot be read")?.items;
+    let mut found = found.map_err(plain).context("cannot read the MeshConfig")?.items;
     match (found.pop(), found.is_empty()) {
         (Some(config), true) => Ok(config),
         (Some(_), false) => bail!("there are several MeshConfigs: remove all but one"),
         (None, _) => bail!(
-            "the cluster has no MeshConfig to write it to: create one, with \
+            "the cluster has no MeshConfig: create one, with \
              `apiVersion: leno.dev/v1alpha1`, `kind: MeshConfig`, `metadata: {{name: mesh}}`, `spec: {{}}`"
         ),
     }
@@ -85,7 +85,7 @@ fn entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
     match config.data.pointer("/spec/revoked") {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::Array(entries)) => Ok(entries.clone()),
-        Some(_) => bail!("`spec.revoked` of the MeshConfig is no list: correct it first"),
+        Some(_) => bail!("`spec.revoked` of the MeshConfig is not a list: correct it first"),
     }
 }
 

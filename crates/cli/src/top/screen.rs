@@ -152,7 +152,7 @@ fn header(view: &View, size: Size, look: Look) -> String {
     let total: f64 = edges.map(|edge| edge.rates.per_second).sum();
     let text = format!(
         "leno top · {trust_domain} · {traffic_mode} · {proxies} of {workloads} sidecars, {behind} \
-         behind · {}",
+         out of sync · {}",
         rate(total)
     );
     let line = |text: &str| cut(&shown(text), size.columns);
@@ -162,7 +162,7 @@ fn header(view: &View, size: Size, look: Look) -> String {
     };
     match &view.trouble {
         Some(trouble) => {
-            look.paint(&line(&format!("{text} · not newer: {trouble}")), Verdict::Failing)
+            look.paint(&line(&format!("{text} · not updated: {trouble}")), Verdict::Failing)
         }
         None => look.paint(&line(&text), Verdict::Header),
     }

@@ -152,7 +152,7 @@ pub(super) fn adopt_orphans() -> anyhow::Result<()> {
     if own.is_init() {
         return Ok(());
     }
-    set_child_subreaper(Some(own)).context("cannot become the parent of orphans")
+    set_child_subreaper(Some(own)).context("cannot become a child subreaper")
 }
 
 /// Returns the process with this ID, if it is a descendant of an ended application that `leno up` adopted. The

@@ -125,7 +125,7 @@ impl LocalMesh {
 
     /// Reloads the files.
     pub(crate) fn reload(&self) {
-        tracing::info!("SIGHUP: the files are read again");
+        tracing::info!("SIGHUP: reloading the files");
         self.launcher.control().reload();
     }
 

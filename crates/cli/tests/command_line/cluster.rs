@@ -51,7 +51,7 @@ fn manifests_get_sidecars_without_a_cluster() {
         "{}",
         done.out
     );
-    assert_eq!(done.err, "Pod web: has a sidecar now\n");
+    assert_eq!(done.err, "Pod web: sidecar added\n");
 }
 
 #[test]

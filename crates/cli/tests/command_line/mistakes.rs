@@ -26,7 +26,7 @@ fn wrong_usage_is_told_apart_from_failure() {
         (&["get", "weather"], "weather"),
         (&["up", "-f", "mesh.yaml", "--certificate-lifetime", "soon"], "24h"),
         (&["proxy", "--workload", "a/b", "--cores", "0"], "--cores"),
-        (&["demo", "--duration", "0s"], "longer than nothing"),
+        (&["demo", "--duration", "0s"], "longer than zero"),
         (&["up", "-f", "mesh.yaml", "--listen", "localhost:80"], "use an address and a port"),
         (&["token", "shop/page-1", "--control", "192.0.2.1"], "such as 192.0.2.1:15010"),
         (&["proxy", "--workload", "a/b", "--inbound", "localhost"], "use an IP address"),
@@ -68,8 +68,8 @@ fn a_mesh_of_nothing_valid_does_not_start() {
     let place = Place::with(&[("bad.yaml", "kind: Nothing\n")]);
     for command in ["up", "control"] {
         for (path, said, problem) in [
-            ("bad.yaml", "rejected: bad.yaml:1", "there is no valid document"),
-            ("absent", "No such file", "absent cannot be read"),
+            ("bad.yaml", "rejected: bad.yaml:1", "no valid document"),
+            ("absent", "No such file", "cannot read absent"),
         ] {
             let done = place.leno(&[command, "-f", path, "--data", "state"]);
             assert_eq!(done.code, Some(1), "{command} {path}: {done:?}");
@@ -88,7 +88,7 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
     for command in ["up", "control"] {
         let done = place.leno(&[command, "-f", "good.yaml", "-f", "absent", "--data", "state"]);
         assert_eq!(done.code, Some(1), "{command}: {done:?}");
-        assert!(done.err.starts_with("error: absent cannot be read"), "{command}: {done:?}");
+        assert!(done.err.starts_with("error: cannot read absent"), "{command}: {done:?}");
     }
 }
 
@@ -97,7 +97,7 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
 fn hints_about_paths_name_what_the_command_takes() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
     for (files, hint) in [
-        (&["-f", "absent"][..], "or name another path with -f"),
+        (&["-f", "absent"][..], "or set another path with -f"),
         (&["-f", "mesh.yaml", "-f", "absent"][..], "or start without this -f"),
     ] {
         let done = place.leno(&[&["up", "--data", "state"][..], files].concat());
@@ -144,7 +144,7 @@ fn a_new_data_directory_is_private_whatever_the_umask_and_a_shared_one_is_refuse
         let state = format!("under-{umask}/state");
         let line = format!("umask {umask}; exec \"$0\" control -f bad.yaml --data {state}");
         let done = place.shell(&line);
-        assert!(done.err.contains("there is no valid document"), "{umask}: {done:?}");
+        assert!(done.err.contains("no valid document"), "{umask}: {done:?}");
         for made in [state.as_str(), &format!("under-{umask}")] {
             let mode = std::fs::metadata(place.path().join(made)).expect(made).permissions().mode();
             assert_eq!(mode & 0o777, 0o700, "{umask}: {made}");

@@ -15,7 +15,7 @@ fn a_mesh_that_does_not_answer_is_not_healthy_and_status_says_what_to_do() {
     std::fs::write(data.path().join("lock"), "").unwrap();
     let done = place.leno(&["status", "--data", data.path().to_str().unwrap()]);
     assert_eq!(done.code, Some(1), "{done:?}");
-    assert!(done.out.contains("no mesh answers at"), "{done:?}");
+    assert!(done.out.contains("no mesh responds at"), "{done:?}");
     assert!(done.out.contains("start the control plane again"), "{done:?}");
     let done = place.leno(&["status", "-o", "json"]);
     let verdict: Value = serde_json::from_str(&done.out).unwrap();
@@ -27,7 +27,7 @@ fn a_mesh_that_does_not_answer_is_not_healthy_and_status_says_what_to_do() {
 fn top_needs_a_mesh_and_names_the_way_to_one() {
     let done = Place::with(&[]).leno(&["top", "--once"]);
     assert_eq!(done.code, Some(1), "{done:?}");
-    assert!(done.err.contains("no mesh answers at") && done.err.contains("leno up"), "{done:?}");
+    assert!(done.err.contains("no mesh responds at") && done.err.contains("leno up"), "{done:?}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
 
     let mut third = up(&files, &data);
     assert_eq!(third.wait(PATIENCE).code(), Some(1));
-    let holder = format!("is used by another mesh (process {})", next.pid());
+    let holder = format!("is in use by another mesh (process {})", next.pid());
     let line = third.wait_for_line(&holder, PATIENCE);
     assert!(line.contains("--data"), "{line}");
     turns(loopback(door), 200);

@@ -165,7 +165,7 @@ fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
     let elsewhere = tempfile::tempdir().unwrap();
     let nobody =
         leno().args(["get", "workloads", "--data"]).arg(elsewhere.path()).output().unwrap();
-    assert_eq!(nobody.status.code(), Some(1), "no mesh answers there");
+    assert_eq!(nobody.status.code(), Some(1), "no mesh responds there");
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("leno up"), "the remedy is named");
 }
 

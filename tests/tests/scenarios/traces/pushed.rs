@@ -177,7 +177,7 @@ fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() 
         let health = ["--health", "127.0.0.1:0"];
         let replicas = ControlPlane::replicas(2, &manifests, &health);
         for control in &replicas {
-            let up = control.program.wait_for_line("the control plane is up", PATIENCE);
+            let up = control.program.wait_for_line("control plane ready", PATIENCE);
             let health = up.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
             let health = health.and_then(|address| address.parse().ok()).expect("an address");
             let instance = instance(control);

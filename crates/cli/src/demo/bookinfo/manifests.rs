@@ -170,7 +170,7 @@ fn clients(ports: &Ports) -> [Client; 2] {
     [
         Client {
             account: "traffic",
-            comment: "The demo's own client: whoever uses these doors is `traffic` to the mesh.",
+            comment: "The demo's own client: clients of these listeners have the identity `traffic`.",
             doors: vec![
                 ("productpage", ports.traffic_productpage),
                 ("gateway-ratings", ports.traffic_gateway_ratings),
@@ -178,7 +178,8 @@ fn clients(ports: &Ports) -> [Client; 2] {
         },
         Client {
             account: "stranger",
-            comment: "A member of the mesh with a door to ratings that no policy lets it use: 403.",
+            comment: "A member of the mesh with an outbound listener for ratings, but without a policy \
+                that permits its requests: 403.",
             doors: vec![("ratings", ports.stranger_ratings)],
         },
     ]

@@ -107,7 +107,7 @@ async fn converse(
     _permit: OwnedSemaphorePermit,
 ) {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "the client left at once");
+        tracing::debug!(%error, "the client disconnected immediately");
         return;
     }
     let service = service_fn(move |request| {
@@ -129,7 +129,7 @@ async fn converse(
         }
     };
     if let Err(error) = outcome {
-        tracing::debug!(%error, "a connection ended early");
+        tracing::debug!(%error, "connection closed early");
     }
 }
 

@@ -254,17 +254,17 @@ impl std::error::Error for UpstreamError {
 enum Cause {
     #[error("cannot be reached: {0}")]
     Connect(#[source] std::io::Error),
-    #[error("did not answer in time")]
+    #[error("did not respond in time")]
     Timeout,
-    #[error("did not answer: {0}")]
+    #[error("did not respond: {0}")]
     Broken(#[source] hyper::Error),
-    #[error("broke off its answer: {0}")]
+    #[error("sent an incomplete response: {0}")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("answered {status}")]
+    #[error("responded with status {status}")]
     Status { status: StatusCode, reason: Option<String> },
-    #[error("answered something else than expected: {0}")]
+    #[error("sent an unexpected response: {0}")]
     Content(#[source] serde_json::Error),
-    #[error("cannot request this: {0}")]
+    #[error("invalid request: {0}")]
     Target(#[source] hyper::http::uri::InvalidUri),
 }
 

@@ -73,7 +73,7 @@ fn a_screen_shows_all_when_there_is_room() {
     let look = Look { order: Order::Rate, colours: false };
     let screen = render(&view, Size { columns: 100, rows: 18 }, look);
     expect_test::expect![[r#"
-        leno top · cluster.local · strict · 2 of 3 sidecars, 0 behind · 0/s
+        leno top · cluster.local · strict · 2 of 3 sidecars, 0 out of sync · 0/s
 
         SERVICE     RATE    SUCCESS  P50      P99      LAST MINUTES
         shop/stock  20.0/s  100 %    0.50 ms  1.00 ms   ▄█

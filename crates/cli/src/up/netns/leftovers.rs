@@ -27,7 +27,7 @@ impl Claim {
         create_private_directory(Path::new(LOCKS))?;
         let path = lock_of(bridge);
         let file = File::create(&path);
-        let file = file.with_context(|| format!("{} cannot be written", path.display()))?;
+        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(Self { path, _file: file }),
             Err(TryLockError::WouldBlock) => {
