@@ -75,12 +75,13 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(error) => {
-            return Err(error).with_context(|| format!("{} is no directory", directory.display()));
+            return Err(error)
+                .with_context(|| format!("{} is not a directory", directory.display()));
         }
     };
     match entries.next() {
         None => Ok(()),
-        Some(_) => bail!("{} is not empty: name another directory", directory.display()),
+        Some(_) => bail!("{} is not empty: choose another directory", directory.display()),
     }
 }
 
@@ -95,12 +96,12 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
         }
     }
     fs::create_dir_all(directory)
-        .with_context(|| format!("{} cannot be made", directory.display()))?;
+        .with_context(|| format!("cannot create {}", directory.display()))?;
     for (path, texts) in files.iter().filter(|(_, texts)| !texts.is_empty()) {
         let path = directory.join(path);
         let parent = path.parent().unwrap_or(directory);
         fs::create_dir_all(parent)
-            .with_context(|| format!("{} cannot be made", parent.display()))?;
+            .with_context(|| format!("cannot create {}", parent.display()))?;
         fs::write(&path, texts.join("---\n"))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -158,7 +159,7 @@ Examples:
   leno check -f mesh/
 
 Each input file produces a file with the same name. Native and Gateway API documents stay unchanged.
-A document without an equivalent stays unchanged if Leno reads it, and is dropped otherwise; both are
+A document without an equivalent stays unchanged if Leno supports it, and is dropped otherwise; both are
 reported with the reason. The report also lists objects of other meshes with features that Leno lacks,
 and marks those that may have restricted access.
 

@@ -15,7 +15,7 @@ pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Valu
         .iter()
         .any(|object| matches!(object, Object::AccessPolicy(policy) if policy.name == *name));
     if is_taken {
-        return Err(format!("there is an AccessPolicy {name} already"));
+        return Err(format!("an AccessPolicy {name} exists already"));
     }
     let from: Vec<Value> = sources
         .iter()
@@ -31,7 +31,7 @@ pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Valu
                     _ => None,
                 });
                 let group: &HttpRouteGroup =
-                    found.ok_or_else(|| format!("there is no HTTPRouteGroup {group}"))?;
+                    found.ok_or_else(|| format!("no HTTPRouteGroup {group}"))?;
                 for wanted in matches {
                     let named = group.matches.iter().find(|named| named.name == *wanted);
                     let named =
@@ -44,8 +44,7 @@ pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Valu
                     Object::TcpRoute(it) if it.name == *route => Some(it),
                     _ => None,
                 });
-                let route: &TcpRoute =
-                    found.ok_or_else(|| format!("there is no TCPRoute {route}"))?;
+                let route: &TcpRoute = found.ok_or_else(|| format!("no TCPRoute {route}"))?;
                 allow.push(opened(objects, target, (route, &from))?);
             }
         }

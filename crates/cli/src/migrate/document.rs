@@ -111,11 +111,14 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Doc
                 _ => file.file_name().map(PathBuf::from).context("a file has a name")?,
             };
             if targets.contains(&target) {
-                bail!("two files would be {}: migrate them one after the other", target.display());
+                bail!(
+                    "two input files would be written to {}: migrate them separately",
+                    target.display()
+                );
             }
             targets.push(target.clone());
             let text = fs::read_to_string(&file)
-                .with_context(|| format!("{} cannot be read", file.display()))?;
+                .with_context(|| format!("cannot read {}", file.display()))?;
             reading.read(&file, &target, &text, namespace);
         }
     }
@@ -173,7 +176,7 @@ impl Reading {
             bail!("correct these first; nothing was written:\n  {}", refused.join("\n  "));
         }
         if documents.iter().all(|document| matches!(document.found, Found::Comments)) {
-            bail!("there is no document: name files of YAML");
+            bail!("no documents: set YAML files with -f");
         }
         Ok(documents)
     }
@@ -193,7 +196,7 @@ fn read_item(
 fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let found = FileSource::files(path);
     if found.is_empty() {
-        bail!("{} has no files of YAML, or cannot be read", path.display());
+        bail!("{} has no YAML files, or is not readable", path.display());
     }
     Ok(found)
 }

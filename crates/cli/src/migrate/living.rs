@@ -56,7 +56,7 @@ async fn all(client: &Client, resource: &ApiResource) -> anyhow::Result<Vec<Dyna
         found.extend(listed.items);
         if found.len() > OBJECTS_MAX {
             anyhow::bail!(
-                "there are more than {OBJECTS_MAX} {}: check files of them",
+                "more than {OBJECTS_MAX} {} in the cluster: check manifest files instead",
                 resource.plural
             );
         }
@@ -100,7 +100,7 @@ async fn marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
         if more > 0 {
             place.push_str(&format!(" and {more} more"));
         }
-        let why = "it is not read; docs/kubernetes.md lists the annotations that are".to_owned();
+        let why = "unsupported; docs/kubernetes.md lists the supported annotations".to_owned();
         Unread { object: mark, place, why }
     });
     Ok(unread.collect())

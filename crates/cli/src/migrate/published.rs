@@ -140,20 +140,20 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
         return Fate::Lost(why);
     }
     let Some((family, scene)) = parts(item) else {
-        return Fate::Lost("its key names no scene, and is none that is known here".to_owned());
+        return Fate::Lost("unknown key, and without a scene".to_owned());
     };
     let of_scene = || items.iter().filter(|it| parts(it).is_some_and(|(_, it)| it == scene));
     if family == "matchGroup" {
         let others = of_scene().filter(|it| it.key != item.key);
         let mut fates = others.map(|it| fate(items, objects, it, namespace));
         return match fates.any(|it| matches!(it, Fate::Nearly(..) | Fate::Rewritten(_))) {
-            true => Fate::Dropped("its conditions are in the rules of its scene"),
-            false => Fate::Lost("no rule of its scene is kept".to_owned()),
+            true => Fate::Dropped("its conditions are part of the converted rules of its scene"),
+            false => Fate::Lost("no rule of its scene is converted".to_owned()),
         };
     }
     let Some(matches) = of_scene().find(|it| it.key == format!("servicecomb.matchGroup.{scene}"))
     else {
-        let why = format!("there is no servicecomb.matchGroup.{scene}, so that nothing is its");
+        let why = format!("no servicecomb.matchGroup.{scene}, so that it applies to no requests");
         return Fate::Lost(why);
     };
     let written = group::read(&matches.content)
@@ -177,14 +177,16 @@ fn rivals(
     let family = parts(item).map(|(family, _)| family);
     let other = items.iter().find(|it| it.key != item.key && parts(it).map(|it| it.0) == family);
     if let Some(other) = other {
-        return Err(format!("{} is another: write one {kind} for both by hand", other.key));
+        return Err(format!("{} is a second one: write one {kind} for both manually", other.key));
     }
     let rival = objects.iter().find_map(|object| match object {
         Object::ServicePolicy(policy) if policy.name.kind.as_str() == kind => Some(object.key()),
         _ => None,
     });
     match rival {
-        Some(rival) => Err(format!("{rival} may be about the same: put this into it by hand")),
+        Some(rival) => {
+            Err(format!("{rival} may apply to the same requests: merge this rule into it manually"))
+        }
         None => Ok(written),
     }
 }

@@ -126,8 +126,8 @@ impl Report {
         let changed = self.count(Outcome::Changed);
         let but = match changed {
             0 => String::new(),
-            1 => " (1 decides otherwise in a rare case)".to_owned(),
-            several => format!(" ({several} decide otherwise in a rare case)"),
+            1 => " (1 differs in rare cases)".to_owned(),
+            several => format!(" ({several} differ in rare cases)"),
         };
         let mut text = String::new();
         for entry in &self.0 {
@@ -177,4 +177,4 @@ pub(super) struct Unread {
 }
 
 /// The note on a dropped part that may have denied or restricted access.
-const WIDENS: &str = "; access may become wider: nothing else denies or limits what it did";
+const WIDENS: &str = "; access may become wider: no other rule denies or limits the same requests";

@@ -44,7 +44,7 @@ pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
         .map(|document| match &document.found {
             Found::Object(object) => of_object(&objects, object),
             Found::Settings { .. } if has_config => {
-                Fate::Lost("there is a MeshConfig already".to_owned())
+                Fate::Lost("a MeshConfig exists already".to_owned())
             }
             Found::Settings { permissive, egress, .. } => {
                 has_config = true;
@@ -74,12 +74,15 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
         // Their content is part of the objects that reference them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
             // Corrected below, for references from unconverted documents.
-            return Fate::Dropped("its rules are in the policies that used it, or nothing used it");
+            return Fate::Dropped(
+                "its rules are part of the policies that referenced it, or no policy \
+                referenced it",
+            );
         }
         Object::ServicePolicy(policy) => match setting::policies(objects, policy) {
             Some(outcome) => outcome,
             None if policy.name.kind == ServicePolicyKind::SermantRemoval => {
-                Err("an OutlierRemoval decides by another algorithm: write one by hand".to_owned())
+                Err("an OutlierRemoval has another algorithm: write one manually".to_owned())
             }
             None => return Fate::Native,
         },
@@ -93,7 +96,7 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
             outcome => outcome.map(|native| native.objects),
         },
         Object::Ingress(_) | Object::Egress(_) | Object::Retry(_) | Object::AccessCert(_) => {
-            Err("there is no native kind of its meaning: it is read as it stands".to_owned())
+            Err("it has no native equivalent, and is supported unchanged".to_owned())
         }
         _ => return Fate::Native,
     };
@@ -126,7 +129,7 @@ fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
         let names: Vec<String> = objects.iter().map(yaml::name).collect();
         match names.iter().find(|name| taken.contains(*name)) {
             Some(name) => {
-                let why = format!("there would be another {name}");
+                let why = format!("it would become a second {name}");
                 // An item without an object cannot stay.
                 let stays = !matches!(document.found, Found::Published(_));
                 *fate = if stays { Fate::Left(why) } else { Fate::Lost(why) };
@@ -151,7 +154,7 @@ fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
             _ => false,
         };
         if is_used {
-            *fate = Fate::Left("something that is left refers to it".to_owned());
+            *fate = Fate::Left("an unchanged document references it".to_owned());
         }
     }
 }
@@ -172,7 +175,7 @@ fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
             _ => continue,
         };
         if !is_used {
-            *fate = Fate::Lost("only something that is not kept may have used it".to_owned());
+            *fate = Fate::Lost("only dropped documents may have referenced it".to_owned());
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn native(objects: &[&Object], item: &SermantRouteRule) -> Result<Nat
         }
     }
     if written.is_empty() {
-        return Err("it has no rule that is ever asked".to_owned());
+        return Err("none of its rules can apply".to_owned());
     }
     Ok(Native { objects: written, differences: differences.into_sentences() })
 }
@@ -92,15 +92,15 @@ fn rival(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Opti
         let why = match object {
             Object::SermantRouteRule(other) if other.name != item.name => {
                 let same = other.entries.iter().any(|(known, _)| is_about(known));
-                same.then_some("of two items with one key only the first counts")
+                same.then_some("of two items with the same key only the first applies")
             }
             Object::TagRoute(TagRoute { scope: other, rules, .. }) if is_about(other) => {
                 let meets = by_request && !rules.rules.is_empty()
                     || by_caller && !rules.by_caller.is_empty();
-                meets.then_some("now it decides alone, and then both would")
+                meets.then_some("now it takes precedence, and after conversion both would apply")
             }
             _ => None,
         };
-        why.map(|why| format!("{} is about the same: {why}", object.key()))
+        why.map(|why| format!("{} has the same scope: {why}", object.key()))
     })
 }

@@ -42,10 +42,10 @@ fn warming(
         _ => false,
     });
     if let Some(rival) = rival {
-        return Err(format!("write its warm-up into {}: one of the two decides", rival.key()));
+        return Err(format!("add its warm-up to {}: only one of the two applies", rival.key()));
     }
     let Some(WarmUp { time, percent_min }) = warm_up else {
-        return Err("it is switched off: remove it, if nothing else was meant".to_owned());
+        return Err("it is disabled: remove it".to_owned());
     };
     Ok(vec![json!({
         "apiVersion": "leno.dev/v1alpha1",
@@ -73,14 +73,14 @@ fn written(
         _ => false,
     });
     if let Some(taken) = taken {
-        return Err(format!("there is a {} already", taken.key()));
+        return Err(format!("a {} exists already", taken.key()));
     }
     if limits.global.is_some() {
-        let why = "a rate limit service is asked: write it as `global` of a RateLimit by hand";
+        let why = "it uses a rate limit service: write it as `global` of a RateLimit manually";
         return Err(why.to_owned());
     }
     let PolicyScope::Services(targets) = &policy.scope else {
-        return Err("it is about a whole namespace".to_owned());
+        return Err("it applies to a whole namespace".to_owned());
     };
     let targets: Vec<Value> = targets
         .iter()
@@ -119,7 +119,9 @@ fn breaking(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
     ] {
         let Some(most) = most else { continue };
         if most < least {
-            return Err(format!("a limit of 0 {key} has no native form: deny them with a policy"));
+            return Err(format!(
+                "a limit of 0 {key} has no native equivalent: deny them with a policy"
+            ));
         }
         limits.insert(key.to_owned(), json!(most));
     }
@@ -135,7 +137,7 @@ fn breaking(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
         let mut answer = Map::new();
         if let Some(status) = status {
             if !(400..=599).contains(status) {
-                return Err(format!("an open circuit answers {status}, natively 400 to 599"));
+                return Err(format!("an open circuit responds with {status}, natively 400 to 599"));
             }
             answer.insert("status".to_owned(), json!(status));
         }
@@ -159,7 +161,8 @@ fn tripping(trip: &Trip) -> Result<Map<String, Value>, String> {
         terms.insert("percent".to_owned(), json!(percent));
     }
     if let Some(slow) = trip.slow {
-        let percent = percent(slow.too_many)?.ok_or("a slow share without a number")?;
+        let percent =
+            percent(slow.too_many)?.ok_or("a ratio of slow requests without a percentage")?;
         terms.insert("slow".to_owned(), json!({"from": exact(slow.from)?, "percent": percent}));
     }
     terms.insert("openFor".to_owned(), json!(exact(trip.open_for)?));
@@ -171,10 +174,10 @@ fn tripping(trip: &Trip) -> Result<Map<String, Value>, String> {
 fn percent(too_many: TooMany) -> Result<Option<u32>, String> {
     match too_many {
         TooMany { number: Some(_), .. } => {
-            Err("a circuit opens at a number of requests, natively only at a share".to_owned())
+            Err("a circuit opens at a number of failures, natively only at a percentage".to_owned())
         }
         TooMany { share_ppm: Some(ppm), number: None } if ppm % 10_000 != 0 => {
-            Err("a share is no whole percentage".to_owned())
+            Err("a ratio is not a whole percentage".to_owned())
         }
         TooMany { share_ppm, number: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
     }
@@ -200,7 +203,7 @@ fn limit(rule: &RateRule) -> Result<Map<String, Value>, String> {
     let mut matches = Vec::new();
     for request in &rule.requests {
         let PathMatch::Regex(path) = &request.path else {
-            return Err("a path is no expression".to_owned());
+            return Err("a path is not a regular expression".to_owned());
         };
         matches.push(json!({"path": {"type": "RegularExpression", "value": path}}));
     }
@@ -242,5 +245,5 @@ fn rated(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
 }
 
 fn exact(duration: std::time::Duration) -> Result<String, String> {
-    time(duration).ok_or_else(|| format!("{duration:?} is finer than a millisecond"))
+    time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
 }

@@ -14,8 +14,7 @@ pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Va
         Object::Service(service) if service.name == *root => Some(service),
         _ => None,
     });
-    let service: &Service =
-        service.ok_or_else(|| format!("the Service {root} is not among the files"))?;
+    let service: &Service = service.ok_or_else(|| format!("the input has no Service {root}"))?;
     refuse_rivals(objects, split)?;
     if let Some(backend) = split.backends.iter().find(|it| it.service.namespace != root.namespace) {
         return Err(format!(
@@ -71,7 +70,7 @@ fn refuse_rivals(objects: &[&Object], split: &TrafficSplit) -> Result<(), String
         );
         if is_rival || same_name {
             return Err(format!(
-                "{key} is for the same service, or of the same name: join the two"
+                "{key} is for the same service, or has the same name: merge the two"
             ));
         }
     }
@@ -95,7 +94,7 @@ fn http_route(
             Object::HttpRouteGroup(group) if group.name == *wanted => Some(group),
             _ => None,
         });
-        let group = group.ok_or_else(|| format!("there is no HTTPRouteGroup {wanted}"))?;
+        let group = group.ok_or_else(|| format!("no HTTPRouteGroup {wanted}"))?;
         matches.extend(group.matches.iter().flat_map(|named| route_matches(&named.request)));
     }
     if matches.is_empty() || matches.len() > MATCHES_MAX {

@@ -151,9 +151,9 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
     expect![[r#"
         rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
         not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends
-        not needed: HTTPRouteGroup shop/stock (old/rules/smi.yaml:1): its rules are in the policies that used it, or nothing used it
-        not needed: HTTPRouteGroup shop/firefox (old/rules/smi.yaml:11): its rules are in the policies that used it, or nothing used it
-        not needed: TCPRoute shop/sql (old/rules/smi.yaml:16): its rules are in the policies that used it, or nothing used it
+        not needed: HTTPRouteGroup shop/stock (old/rules/smi.yaml:1): its rules are part of the policies that referenced it, or no policy referenced it
+        not needed: HTTPRouteGroup shop/firefox (old/rules/smi.yaml:11): its rules are part of the policies that referenced it, or no policy referenced it
+        not needed: TCPRoute shop/sql (old/rules/smi.yaml:16): its rules are part of the policies that referenced it, or no policy referenced it
         rewritten: TrafficTarget shop/stock (old/rules/smi.yaml:21) is AccessPolicy shop/stock
         rewritten: TrafficTarget shop/db (old/rules/smi.yaml:29) is AccessPolicy shop/db
         rewritten: TrafficSplit shop/stock (old/rules/smi.yaml:37) is HTTPRoute shop/stock
@@ -208,7 +208,7 @@ fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
     let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     for left in [
-        "HTTPRouteGroup shop/pay (old/smi.yaml:1): something that is left refers to it",
+        "HTTPRouteGroup shop/pay (old/smi.yaml:1): an unchanged document references it",
         "Egress shop/pay (old/smi.yaml:6): there is no native kind of its meaning",
     ] {
         assert!(done.out.contains(left), "{}", done.out);
@@ -346,7 +346,7 @@ fn what_has_no_other_words_stays_as_it_is() {
     let slow = RULES.replace("errorRatioThreshold: 0.3", "errorAmountThreshold: 3");
     for (rules, left) in [
         (format!("{split}---{second}"), "TrafficSplit shop/other is for the same service"),
-        (slow, "a circuit opens at a number of requests, natively only at a share"),
+        (slow, "a circuit opens at a number of failures, natively only at a percentage"),
         (
             RULES.replace("ports: [5432]", "ports: [8081]").replace(
                 "name: db, namespace: shop}\n  sources",

@@ -46,18 +46,21 @@ fn items_become_policies_or_are_told_of() {
     for (item, fate) in [
         ("SermantRouteRule shop/route-rule-orders", "TagRoute shop/route-rule-orders"),
         ("SermantRemoval shop/sermant-removal-config", "another algorithm"),
-        ("item servicecomb.matchGroup.checkout", "its conditions are in the rules of its scene"),
-        ("item servicecomb.rateLimiting.checkout", "is RateLimit shop/checkout, but: room comes"),
+        (
+            "item servicecomb.matchGroup.checkout",
+            "its conditions are part of the converted rules of its scene",
+        ),
+        ("item servicecomb.rateLimiting.checkout", "is RateLimit shop/checkout, but: tokens are"),
         ("item servicecomb.faultInjection.checkout", "is FaultInjection shop/checkout, but: "),
         ("item servicecomb.bulkhead.checkout", "write `concurrency` of a RateLimit"),
         (
             "item servicecomb.circuitBreaker.clients",
-            "is CircuitBreaker shop/clients, but: a failure",
+            "is CircuitBreaker shop/clients, but: failures",
         ),
-        ("item servicecomb.retry.clients", "write `retry` of an HTTPRoute's rule, by hand"),
-        ("item servicecomb.retry.nobody", "there is no servicecomb.matchGroup.nobody"),
-        ("item servicecomb.matchGroup.nothing", "no rule of its scene is kept"),
-        ("item servicecomb.tagRule", "publish it under servicecomb.routeRule, by hand"),
+        ("item servicecomb.retry.clients", "write `retry` of an HTTPRoute rule, by hand"),
+        ("item servicecomb.retry.nobody", "no servicecomb.matchGroup.nobody"),
+        ("item servicecomb.matchGroup.nothing", "no rule of its scene is converted"),
+        ("item servicecomb.tagRule", "publish it under servicecomb.routeRule manually"),
     ] {
         let told = done.out.lines().find(|line| line.contains(&format!("{item} (")));
         assert!(told.is_some_and(|line| line.contains(fate)), "{item}: {told:?}");
@@ -86,8 +89,8 @@ fn what_an_item_holds_that_is_no_yaml_is_no_rule() {
                  - {key: servicecomb.rateLimiting.a, value: \"{rate: 5\"}\n";
     let place = Place::with(&[("old/kie.yaml", items)]);
     let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
-    let line = "not kept: item servicecomb.rateLimiting.a (old/kie.yaml:1): it is no YAML, or empty; \
-                access may become wider: nothing else denies or limits what it did";
+    let line = "not kept: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
+        become wider: no other rule denies or limits the same requests";
     assert!(done.out.lines().any(|told| told == line), "{}", done.out);
     assert!(!done.out.contains("is RateLimit"), "{}", done.out);
 }
@@ -105,12 +108,15 @@ fn answers_of_a_configuration_centre_are_items() {
 fn what_has_no_native_form_is_named_with_its_field() {
     let group = "servicecomb.matchGroup.a: {services: web}\n";
     for (items, why) in [
-        ("servicecomb.rateLimiting.a: {timeoutDuration: 5}", "timeoutDuration: no request waits"),
-        ("servicecomb.rateLimiting.a: {rate: x}", "rate: \"x\" is no whole number"),
-        ("servicecomb.rateLimiting.a: {speed: 1}", "speed: is not known here"),
-        ("servicecomb.faultInjection.a: {type: delay}", "percentage: is not from 1 to 100"),
-        ("servicecomb.circuitBreaker.a: {forceOpen: true}", "forceOpen: it is switched"),
-        ("servicecomb.circuitBreaker.a: {}", "`serviceName` alone"),
+        (
+            "servicecomb.rateLimiting.a: {timeoutDuration: 5}",
+            "timeoutDuration: requests are not queued",
+        ),
+        ("servicecomb.rateLimiting.a: {rate: x}", "rate: \"x\" is not an integer"),
+        ("servicecomb.rateLimiting.a: {speed: 1}", "speed: unknown field"),
+        ("servicecomb.faultInjection.a: {type: delay}", "percentage: not between 1 and 100"),
+        ("servicecomb.circuitBreaker.a: {forceOpen: true}", "forceOpen: a manual switch"),
+        ("servicecomb.circuitBreaker.a: {}", "set only `serviceName`"),
         ("servicecomb.instanceIsolation.a: {}", "write an OutlierRemoval"),
         ("servicecomb.system.a: {qps: 5}", "`concurrency.adaptive`"),
     ] {
@@ -129,13 +135,13 @@ fn a_reason_names_the_field_and_the_key_that_it_is_about() {
     for (text, expected) in [
         (
             items,
-            "not kept: item servicecomb.tagRule.web (old/x.yaml:1): keys of `enabled-previous-rule` are not read: \
-             publish it under servicecomb.routeRule.web, by hand",
+            "not kept: item servicecomb.tagRule.web (old/x.yaml:1): keys of `enabled-previous-rule` are \
+             not supported: publish it under servicecomb.routeRule.web manually",
         ),
         (
             items,
-            "not kept: item servicecomb.globalLaneRule (old/x.yaml:1): keys of `enabled-previous-rule` are not \
-             read: publish it under servicecomb.globalRouteRule, by hand",
+            "not kept: item servicecomb.globalLaneRule (old/x.yaml:1): keys of `enabled-previous-rule` are \
+             not supported: publish it under servicecomb.globalRouteRule manually",
         ),
         ("unrelated.key: |\n  a: b\n", "not kept: document (old/x.yaml:1): kind is missing"),
     ] {

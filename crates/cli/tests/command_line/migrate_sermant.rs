@@ -37,14 +37,14 @@ fn what_is_rewritten_chooses_as_the_service_router_does() {
         .assert_eq(&wrong.join("\n"));
     expect![[r#"
         {
-            "a rule of the kind `tag` is for some callers, or for given tags": 12,
-            "a rule of the kind `tag` leads to several sets": 1,
-            "an instance is selected that carries one of several tags": 1,
-            "it has a test that nothing passes": 2,
-            "it has no rule that is ever asked": 5,
-            "its `path` is compared with what stands before the last dot": 2,
-            "the weights of a split add up to 160 and not to 100": 1,
-            "the weights of a split add up to 60 and not to 100": 4,
+            "a rule of the kind `tag` applies to some callers only, or to fixed tags": 12,
+            "a rule of the kind `tag` has several targets": 1,
+            "it has a condition that never matches": 2,
+            "it selects instances with one of several tags": 1,
+            "its `path` is compared with the part before the last dot": 2,
+            "none of its rules can apply": 5,
+            "the weights of a split add up to 160 instead of 100": 1,
+            "the weights of a split add up to 60 instead of 100": 4,
         }
     "#]]
     .assert_debug_eq(&left);

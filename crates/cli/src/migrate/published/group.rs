@@ -19,12 +19,14 @@ type Values = [(String, String)];
 
 /// Parses a group, or returns the unsupported field and the reason.
 pub(super) fn read(content: &str) -> Result<Group, String> {
-    let values = outline(content).ok_or("it is no YAML, or empty")?;
+    let values = outline(content).ok_or("not YAML, or empty")?;
     let mut group = Group::default();
     for (path, value) in values.iter().filter(|(path, _)| path.starts_with("services")) {
         for service in value.split(',').map(str::trim).filter(|it| !it.is_empty()) {
             if service.contains(':') {
-                return Err(format!("{path}: {service:?} names a version: policies are for all"));
+                return Err(format!(
+                    "{path}: {service:?} selects a version: policies apply to all versions"
+                ));
             }
             group.services.push(service.to_owned());
         }
@@ -40,7 +42,7 @@ pub(super) fn read(content: &str) -> Result<Group, String> {
         }
         let callee = value(&below, "serviceName").map(str::to_owned);
         if index > 0 && callee != group.callee {
-            return Err(format!("{place}serviceName: another service than the match before"));
+            return Err(format!("{place}serviceName: differs from that of the previous match"));
         }
         group.callee = callee;
         let requests = requests(&below).map_err(|why| format!("{place}{why}"))?;
@@ -67,7 +69,7 @@ fn requests(below: &Values) -> Result<Vec<Value>, String> {
                 compared(operator, value).map_err(|why| format!("{path}: {why}"))?;
             let twice = terms.insert("path".to_owned(), json!({"type": kind, "value": value}));
             if twice.is_some() {
-                return Err("apiPath: has several operators: use one expression".to_owned());
+                return Err("apiPath: several operators: use one expression".to_owned());
             }
         } else if let Some(rest) = path.strip_prefix("headers.") {
             let (name, operator) =
@@ -78,7 +80,7 @@ fn requests(below: &Values) -> Result<Vec<Value>, String> {
         } else if path.starts_with("method") {
             methods.push(value.as_str());
         } else {
-            return Err(format!("{path}: is not known here"));
+            return Err(format!("{path}: unknown field"));
         }
     }
     if !headers.is_empty() {
@@ -103,7 +105,7 @@ fn compared(operator: &str, value: &str) -> Result<(&'static str, String), Strin
         "prefix" => format!("{plain}.*"),
         "suffix" => format!(".*{plain}"),
         "contains" => format!(".*{plain}.*"),
-        _ => return Err(format!("{operator} has no native form")),
+        _ => return Err(format!("{operator} has no native equivalent")),
     };
     Ok(("RegularExpression", pattern))
 }

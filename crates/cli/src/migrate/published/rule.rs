@@ -22,7 +22,7 @@ pub(super) fn native(
     // An empty text is not a rule: its defaults would be invented. A map without fields selects the defaults.
     let values = || match outline(content) {
         None if content.trim() == "{}" => Ok(Vec::new()),
-        found => found.ok_or("it is no YAML, or empty"),
+        found => found.ok_or("not YAML, or empty"),
     };
     let rule = |values| Rule { name, group, values };
     match family {
@@ -44,26 +44,29 @@ pub(super) fn of_another_switch(key: &str) -> Option<String> {
         "globalTagRule" | "globalLaneRule" => "servicecomb.globalRouteRule".to_owned(),
         _ => return None,
     };
-    Some(format!("keys of `enabled-previous-rule` are not read: publish it under {to}, by hand"))
+    Some(format!(
+        "keys of `enabled-previous-rule` are not supported: publish it under {to} manually"
+    ))
 }
 
 /// Returns the reason why other families are not converted.
 fn by_hand(family: &str) -> String {
     let why = match family {
         "bulkhead" => {
-            "it bounds some requests: write `concurrency` of a RateLimit, for all of them"
+            "it limits the concurrency of some requests: write `concurrency` of a RateLimit, which limits \
+             all of them"
         }
         "instanceIsolation" => {
-            "instances are judged by another algorithm: write an OutlierRemoval with `rate`"
+            "outlier detection has another algorithm: write an OutlierRemoval with `rate`"
         }
         "retry" => {
-            "whether its attempts count the first differs: write `retry` of an HTTPRoute's rule"
+            "its number of attempts may or may not include the first: write `retry` of an HTTPRoute rule"
         }
         "system" => {
-            "nothing looks at a machine's load here: `concurrency.adaptive` of a RateLimit protects"
+            "protection by machine load is not supported: use `concurrency.adaptive` of a RateLimit"
         }
-        "loadbalance" => "its algorithms are those of libraries: write a LoadBalancing",
-        _ => "it is no key that is known here",
+        "loadbalance" => "its algorithms are specific to client libraries: write a LoadBalancing",
+        _ => "unknown key: convert it",
     };
     format!("{why}, by hand")
 }
@@ -80,13 +83,12 @@ impl Rule<'_> {
         self.knows(&["rate", "limitRefreshPeriod", "timeoutDuration"])?;
         if self.group.callee.is_some() {
             return Err(
-                "matches[].serviceName: a RateLimit protects a service where it is: name it \
-                        in `services`"
+                "matches[].serviceName: a RateLimit applies at the called service: list it in `services`"
                     .to_owned(),
             );
         }
         if !self.time("timeoutDuration", 0)?.is_zero() {
-            return Err("timeoutDuration: no request waits for room: remove it".to_owned());
+            return Err("timeoutDuration: requests are not queued: remove it".to_owned());
         }
         let (rate, period) = (self.number("rate", 1000)?, self.time("limitRefreshPeriod", 1000)?);
         // Native periods are at least one second.
@@ -99,7 +101,7 @@ impl Rule<'_> {
         let targets = self.services()?;
         Ok((
             self.object("RateLimit", json!({"targetRefs": targets, "rules": [rule]})),
-            "room comes back evenly, and not all at once when a period is over",
+            "tokens are refilled continuously, not all at once at the end of a period",
         ))
     }
 
@@ -110,7 +112,7 @@ impl Rule<'_> {
         let percent = self.text("percentage").and_then(|it| it.parse::<u32>().ok());
         let percent = percent.filter(|it| (1..=100).contains(it));
         let percent =
-            percent.ok_or("percentage: is not from 1 to 100, so that nothing is injected")?;
+            percent.ok_or("percentage: not between 1 and 100, so that no fault is injected")?;
         let mut rule = self.matching();
         match self.text("type") {
             Some("delay") => {
@@ -118,28 +120,30 @@ impl Rule<'_> {
                 rule.insert("delay".to_owned(), json!({"time": delay, "percent": percent}));
             }
             Some("abort") if self.text("fallbackType") == Some("ReturnNull") => {
-                return Err("fallbackType: nothing here answers 200 with nothing: use \
-                            ThrowException"
-                    .to_owned());
+                return Err(
+                    "fallbackType: an empty response with status 200 is not supported: use \
+                    ThrowException"
+                        .to_owned(),
+                );
             }
             Some("abort") => {
                 let status = self.number("errorCode", 500)?;
                 rule.insert("abort".to_owned(), json!({"status": status, "percent": percent}));
             }
-            _ => return Err("type: is neither `delay` nor `abort`".to_owned()),
+            _ => return Err("type: must be `delay` or `abort`".to_owned()),
         }
         let targets = match (&self.group.callee, self.group.services.is_empty()) {
             (None, _) => self.services()?,
             (Some(callee), true) => target(callee),
             (Some(_), false) => {
-                return Err("services: callers have accounts here: name them in `from` of a \
-                            FaultInjection by hand"
+                return Err("services: clients are identified by service account: list them in `from` of a \
+                    FaultInjection manually"
                     .to_owned());
             }
         };
         Ok((
             self.object("FaultInjection", json!({"targetRefs": targets, "rules": [rule]})),
-            "requests are chosen by chance, and not evenly, and by the sidecars of clients",
+            "the sidecars of clients select requests at random, not at regular intervals",
         ))
     }
 
@@ -160,20 +164,21 @@ impl Rule<'_> {
         self.refuse_switched("forceClosed")?;
         let Some(callee) = self.group.callee.as_ref().filter(|_| self.group.services.is_empty())
         else {
-            return Err("a CircuitBreaker is of the clients of a service: say which with \
-                        `serviceName` alone"
-                .to_owned());
+            return Err(
+                "a CircuitBreaker applies at the clients of a service: set only `serviceName`"
+                    .to_owned(),
+            );
         };
         if !self.group.matches.is_empty() {
-            return Err("matches: a CircuitBreaker is about all requests to a service".to_owned());
+            return Err("matches: a CircuitBreaker applies to all requests to a service".to_owned());
         }
         if self.text("slidingWindowType").is_some_and(|it| it != "time") {
-            return Err("slidingWindowType: a window is a time here: use `time`".to_owned());
+            return Err("slidingWindowType: only `time` is supported".to_owned());
         }
         let window = self.time("slidingWindowSize", 100)?;
         if window < Duration::from_secs(1) {
             return Err(
-                "slidingWindowSize: is cut to whole seconds there, and 0 is none".to_owned()
+                "slidingWindowSize: Sermant truncates it to whole seconds, and 0 disables the window".to_owned()
             );
         }
         let trip = json!({
@@ -191,7 +196,7 @@ impl Rule<'_> {
         let spec = json!({"targetRefs": target(callee), "trip": trip, "answer": {"status": 429}});
         Ok((
             self.object("CircuitBreaker", spec),
-            "a failure is what a sidecar sees: no connection, no answer, or a status from 500 on",
+            "failures are those that a sidecar detects: no connection, no response, or status 5xx",
         ))
     }
 
@@ -216,7 +221,9 @@ impl Rule<'_> {
 
     fn services(&self) -> Result<Value, String> {
         match &self.group.services[..] {
-            [] => Err("services: is missing, which means every service: name them".to_owned()),
+            [] => {
+                Err("services: missing, which selects every service: list the services".to_owned())
+            }
             services => Ok(services.iter().map(|it| reference(it)).collect()),
         }
     }
@@ -225,16 +232,14 @@ impl Rule<'_> {
     fn knows(&self, fields: &[&str]) -> Result<(), String> {
         let mut others = self.values.iter().map(|(path, _)| path.as_str());
         match others.find(|path| !fields.contains(path)) {
-            Some(other) => Err(format!("{other}: is not known here")),
+            Some(other) => Err(format!("{other}: unknown field")),
             None => Ok(()),
         }
     }
 
     fn refuse_switched(&self, field: &str) -> Result<(), String> {
         match self.text(field) {
-            Some("true") => {
-                Err(format!("{field}: it is switched, and says nothing about requests"))
-            }
+            Some("true") => Err(format!("{field}: a manual switch has no equivalent")),
             _ => Ok(()),
         }
     }
@@ -246,7 +251,7 @@ impl Rule<'_> {
     fn number(&self, field: &str, default: u64) -> Result<u64, String> {
         match self.text(field) {
             None => Ok(default),
-            Some(text) => text.parse().map_err(|_| format!("{field}: {text:?} is no whole number")),
+            Some(text) => text.parse().map_err(|_| format!("{field}: {text:?} is not an integer")),
         }
     }
 
@@ -261,9 +266,10 @@ impl Rule<'_> {
             "S" => 1_000,
             "M" => 60_000,
             "H" => 3_600_000,
-            _ => return Err(format!("{field}: {text:?} is no time that is known here")),
+            _ => return Err(format!("{field}: {text:?} has an unknown unit of time")),
         };
-        let number: u64 = digits.parse().map_err(|_| format!("{field}: {text:?} is no time"))?;
+        let number: u64 =
+            digits.parse().map_err(|_| format!("{field}: {text:?} is not a duration"))?;
         Ok(Duration::from_millis(number.saturating_mul(factor)))
     }
 }
@@ -277,7 +283,7 @@ fn reference(service: &str) -> Value {
 }
 
 fn written(duration: Duration) -> Result<String, String> {
-    time(duration).ok_or_else(|| format!("{duration:?} is finer than a millisecond"))
+    time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
 }
 
 #[cfg(test)]
@@ -290,7 +296,7 @@ mod tests {
         for content in ["{rate: 5", "rate: [", "", "  \n", "# nothing\n"] {
             for family in ["rateLimiting", "faultInjection", "circuitBreaker"] {
                 let written = native(family, ("a", "shop"), &group, content);
-                assert_eq!(written, Err("it is no YAML, or empty".to_owned()), "{content:?}");
+                assert_eq!(written, Err("not YAML, or empty".to_owned()), "{content:?}");
             }
         }
         let (limit, _) = native("rateLimiting", ("a", "shop"), &group, "rate: 5").unwrap();

@@ -15,11 +15,11 @@ pub(super) struct Differences {
 
 impl Differences {
     pub(super) fn into_sentences(self) -> Vec<&'static str> {
-        let headers = "of a header that a request has twice both values count, joined, and not the \
-                       first alone";
-        let methods = "a method in small letters fits no rule any more";
-        let callers = "a caller without the tag has no preference, and not one for those without it; and while \
-             nobody whom a preference names is well, the others take the requests";
+        let headers =
+            "of a repeated header all values are compared, joined, and not only the first";
+        let methods = "lowercase methods no longer match a rule";
+        let callers = "a client without the tag has no preference, instead of one for endpoints without \
+            it; while all preferred endpoints are unhealthy, the others get the requests";
         let all = [(self.headers, headers), (self.methods, methods), (self.callers, callers)];
         all.into_iter().filter(|(differs, _)| *differs).map(|(_, sentence)| sentence).collect()
     }
@@ -41,7 +41,7 @@ pub(super) fn rules(found: &TagRules, differences: &mut Differences) -> Result<T
     let by_caller = match found.by_caller.as_slice() {
         [] => Vec::new(),
         [rule] => vec![preferred(rule, differences)?],
-        _ => return Err("only the first rule of the kind `tag` that fits is asked".to_owned()),
+        _ => return Err("only the first matching rule of the kind `tag` applies".to_owned()),
     };
     Ok(TagRules { rules, otherwise: found.otherwise.clone(), by_caller })
 }
@@ -71,11 +71,11 @@ pub(super) fn lanes(
 /// Converts a match: to several if one of several conditions is sufficient.
 fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMatch>, String> {
     if found.stem.is_some() {
-        return Err("its `path` is compared with what stands before the last dot".to_owned());
+        return Err("its `path` is compared with the part before the last dot".to_owned());
     }
     let tests = found.headers.iter().chain(&found.query).chain(&found.cookies);
     if tests.clone().any(|it| it.test == ValueTest::Never) {
-        return Err("it has a test that nothing passes".to_owned());
+        return Err("it has a condition that never matches".to_owned());
     }
     differences.headers |= found.repeated == Repeated::First && !found.headers.is_empty();
     let plain = TagMatch { quorum: Quorum::All, repeated: Repeated::Joined, ..found.clone() };
@@ -105,7 +105,7 @@ fn insensitive(test: &FieldTest) -> Result<FieldTest, String> {
     let texts = texts.iter().map(|text| {
         let text = text.to_lowercase();
         match ["\\x", "\\u", "\\p", "(?"].iter().find(|part| text.contains(**part)) {
-            Some(part) => Err(format!("its expression {text:?} has {part:?}")),
+            Some(part) => Err(format!("its expression {text:?} contains {part:?}")),
             None => Ok(format!("(?i:{text})")),
         }
     });
@@ -125,7 +125,7 @@ fn names_twice(tests: &[FieldTest]) -> bool {
 fn split(found: &TagSplit) -> Result<TagSplit, String> {
     let sum: u64 = found.targets.iter().map(|target| u64::from(target.weight)).sum();
     if found.weights == Weights::Percent && !found.targets.is_empty() && sum != 100 {
-        return Err(format!("the weights of a split add up to {sum} and not to 100"));
+        return Err(format!("the weights of a split add up to {sum} instead of 100"));
     }
     let targets: Result<Vec<TagTarget>, String> = found.targets.iter().map(target).collect();
     Ok(TagSplit { targets: targets?, weights: Weights::Relative })
@@ -134,7 +134,7 @@ fn split(found: &TagSplit) -> Result<TagSplit, String> {
 fn target(found: &TagTarget) -> Result<TagTarget, String> {
     let set = match &found.set {
         TagSet::Any(tags) if tags.len() > 1 => {
-            return Err("an instance is selected that carries one of several tags".to_owned());
+            return Err("it selects instances with one of several tags".to_owned());
         }
         TagSet::Any(tags) => TagSet::All(tags.clone()),
         other => other.clone(),
@@ -145,11 +145,13 @@ fn target(found: &TagTarget) -> Result<TagTarget, String> {
 /// Converts a preference for instances with the caller's own tag.
 fn preferred(found: &CallerRule, differences: &mut Differences) -> Result<CallerRule, String> {
     let [TagTarget { set: TagSet::Any(tags), .. }] = found.split.targets.as_slice() else {
-        return Err("a rule of the kind `tag` leads to several sets".to_owned());
+        return Err("a rule of the kind `tag` has several targets".to_owned());
     };
     let is_same = tags.len() == 1 && tags.values().all(|value| *value == TagValue::Callers);
     if !is_same || !found.from.tags.is_empty() || found.from.service.is_some() {
-        return Err("a rule of the kind `tag` is for some callers, or for given tags".to_owned());
+        return Err(
+            "a rule of the kind `tag` applies to some callers only, or to fixed tags".to_owned()
+        );
     }
     differences.callers = true;
     Ok(CallerRule { goes_on: true, ..found.clone() })

@@ -67,7 +67,7 @@ fn split(split: &TagSplit) -> Result<Value, String> {
         TagSet::All(tags) | TagSet::Any(tags) => {
             let tag = |(name, value): (&String, &TagValue)| match value {
                 TagValue::Is(value) => Ok((name.clone(), json!(value))),
-                TagValue::Callers => Err("a split follows the caller's own tag".to_owned()),
+                TagValue::Callers => Err("a split refers to the caller's own tag".to_owned()),
             };
             let tags: Result<Map<String, Value>, String> = tags.iter().map(tag).collect();
             Ok(json!({"weight": target.weight, "tags": tags?}))
@@ -134,6 +134,6 @@ fn test(test: &ValueTest) -> Result<Value, String> {
             };
             json!({relation: bound})
         }
-        ValueTest::Never => return Err("it has a test that nothing passes".to_owned()),
+        ValueTest::Never => return Err("it has a condition that never matches".to_owned()),
     })
 }
