@@ -60,7 +60,7 @@ func run(ctx context.Context, kubeconfig string) error {
 }
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "where the API server is")
+	kubeconfig := flag.String("kubeconfig", "", "path of the kubeconfig")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

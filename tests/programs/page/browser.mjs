@@ -28,7 +28,7 @@ export async function browse(home, use, { width = 1400, height = 900 } = {}) {
     await page.addInitScript(() => addEventListener("securitypolicyviolation", (event) => console.error(`forbidden by the policy: ${event.violatedDirective}`)));
     await page.goto(home);
     await use(page);
-    assert.deepEqual(problems, [], "the page does what it must not");
+    assert.deepEqual(problems, [], "errors or forbidden requests of the page");
   } finally {
     await browser.close();
   }

@@ -37,7 +37,7 @@ async function tour(page) {
   }
   const shown = (selector) => page.evaluate((selector) => [...document.querySelectorAll(selector)].map((path) => getComputedStyle(path).display !== "none"), selector);
   assert.deepEqual(new Set(await shown(".edge.service.good path.flow")), new Set([true]), "calls flow");
-  assert.deepEqual(new Set(await shown(".edge.route path.flow")), new Set([false]), "what a route led does not");
+  assert.deepEqual(new Set(await shown(".edge.route path.flow")), new Set([false]), "calls routed by a route do not");
   // What is read aloud has no figures: they change all the time.
   assert.equal(await page.locator("#verdict").textContent(), "requests succeed, all sidecars are up to date");
   assert.equal(await page.locator("[role=status], [aria-live]").count(), 1);

@@ -241,7 +241,7 @@ impl Permission {
 }
 
 const CAPTION: &str = "\
-# Bookinfo on one machine: what `leno demo` runs, with ports chosen once and for all.
+# Bookinfo on one machine: the mesh of `leno demo`, with fixed ports.
 # Start it with `leno up -f deploy/demo/bookinfo.yaml`, then open http://127.0.0.1:19080/.
 ";
 
@@ -265,7 +265,7 @@ const SERVICES: [(&str, &str); 8] = [
 ];
 
 const REVIEWS_SPLIT: &str = "\
-# One user sees version 2; of everybody else, one in ten sees version 3.
+# One user gets version 2; one in ten of all others gets version 3.
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: reviews, namespace: bookinfo}
