@@ -73,7 +73,7 @@ impl Pods {
 }
 
 const CAPTION: &str = "\
-# Bookinfo for a cluster that has Leno and the kinds of SMI and of the Gateway API.
+# Bookinfo for a cluster with Leno and the CRDs of SMI and of the Gateway API.
 ";
 
 const NAMESPACE: &str = "\
