@@ -182,10 +182,13 @@ fn sentence(meant: &RevokedWorkload, change: Change, changed: bool) -> String {
              gets no new certificate. Undo with `leno revoke {} --undo`.\n",
             meant.workload
         ),
-        (Change::Revoke, false) => format!("{who} was revoked already.\n"),
+        (Change::Revoke, false) => format!("{who} is already revoked.\n"),
         (Change::Undo, true) => format!("{who} is a member again.\n"),
         (Change::Undo, false) => {
-            format!("{who} was not revoked here; an entry of a MeshConfig is removed there.\n")
+            format!(
+                "{who} is not revoked by `leno revoke`; remove an entry of a MeshConfig in the \
+                MeshConfig.\n"
+            )
         }
     }
 }

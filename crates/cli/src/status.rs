@@ -93,7 +93,7 @@ fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
     }
     Finding::problem(
         output::failure(error),
-        "sidecars keep their configuration meanwhile: start the control plane again, `leno up` or \
+        "sidecars keep their configuration: start the control plane again, `leno up` or \
          `leno control`, with the same data directory",
     )
 }

@@ -119,12 +119,12 @@ impl TapArgs {
             () = reader::gone() => return Ok(()),
             () = tokio::time::sleep(self.lifetime) => {
                 let lifetime = short(self.lifetime);
-                log::say(&format!("the tap ends after {lifetime}: --for sets another time"));
+                log::say(&format!("the tap ends after {lifetime}: change this with --for"));
             }
         }
         if shown.dropped > 0 {
             log::say(&format!(
-                "{} more requests were not shown: use filters, or a higher --rate",
+                "{} more requests not shown: use filters, or a higher --rate",
                 shown.dropped
             ));
         }

@@ -216,31 +216,31 @@ impl Plan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPlan {
     /// Zero connections, or too many.
-    #[error("connections: give 1 to {CONNECTIONS_MAX}")]
+    #[error("connections: use 1 to {CONNECTIONS_MAX}")]
     Connections,
     /// Zero streams, or too many.
-    #[error("streams: give at least 1, and at most {SLOTS_MAX} over all connections")]
+    #[error("streams: use at least 1, and at most {SLOTS_MAX} for all connections together")]
     Streams,
     /// Zero threads, or too many.
-    #[error("threads: give 1 to {THREADS_MAX}")]
+    #[error("threads: use 1 to {THREADS_MAX}")]
     Threads,
     /// A rate of zero, or above the clock's resolution.
-    #[error("rate: give 1 to {RATE_MAX} requests per second")]
+    #[error("rate: use 1 to {RATE_MAX} requests per second")]
     Rate,
     /// A duration of zero, or above a day.
     #[error("duration and warm-up: use more than zero and at most one day")]
     Duration,
     /// A limit of zero requests.
-    #[error("requests: give at least 1")]
+    #[error("requests: use at least 1")]
     NoRequests,
     /// A timeout of zero, or above a day.
     #[error("timeout: use more than zero and at most one day")]
     Timeout,
     /// No target has a weight.
-    #[error("targets: give at least one with a weight above 0")]
+    #[error("targets: set at least one with a weight above 0")]
     NoTarget,
     /// Too many targets for a report.
-    #[error("targets: give at most {TARGETS_MAX}")]
+    #[error("targets: set at most {TARGETS_MAX}")]
     TooManyTargets,
     /// Two targets have the same name.
     #[error("target `{name}`: defined twice; define it once, with the sum of the weights")]
@@ -269,7 +269,7 @@ pub enum InvalidPlan {
         part: &'static str,
     },
     /// The request would open a tunnel or an upgrade.
-    #[error("target `{name}`: CONNECT and Upgrade open tunnels, which are not measured here")]
+    #[error("target `{name}`: CONNECT and Upgrade open tunnels, which are not supported")]
     Tunnel {
         /// The target.
         name: String,

@@ -240,9 +240,7 @@ fn stored_world(follower: &Follower) -> Subscriber {
     let subscriber = follower.state.subscriber();
     let Some(update) = subscriber.update() else { return subscriber };
     if update.snapshot.plan.workload != follower.config.workload {
-        tracing::warn!(
-            "the stored configuration belongs to another workload; waiting for a new one"
-        );
+        tracing::warn!("the stored configuration is of another workload; waiting for a new one");
         return Subscriber::new();
     }
     if let Err(error) = follower.world.swap(update) {

@@ -98,7 +98,7 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
 fn expire(follower: &Follower) {
     match follower.config.on_expiry {
         OnExpiry::Continue if follower.config.account_token.is_some() => {
-            tracing::error!("the certificate has expired: this sidecar joins again when it can");
+            tracing::error!("the certificate has expired: joining again as soon as possible");
         }
         OnExpiry::Continue => tracing::error!(
             "the certificate has expired: peers reject this sidecar until it joins again with a \

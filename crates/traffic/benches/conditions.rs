@@ -111,7 +111,7 @@ fn policy(kind: ServicePolicyKind) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", "orders").expect("a name")
 }
 
-#[expect(clippy::disallowed_methods, reason = "a budget needs some moment to begin at")]
+#[expect(clippy::disallowed_methods, reason = "a budget requires a start time")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }

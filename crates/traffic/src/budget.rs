@@ -71,7 +71,7 @@ pub const BALANCE_RETRIES_MAX: u32 = 100;
 const RETRY: u32 = 100;
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a budget needs some moment to begin at")]
+#[expect(clippy::disallowed_methods, reason = "a budget requires a start time")]
 mod tests {
     use super::*;
 

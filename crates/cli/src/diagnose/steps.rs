@@ -414,7 +414,7 @@ fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
         false => Verdict::Notice,
     };
     let known = Reason::from_label(&rejection.reason);
-    let remedy = known.map_or("update leno: this version does not know the reason", Reason::remedy);
+    let remedy = known.map_or("update leno: the reason is unknown to this version", Reason::remedy);
     let remedy = format!("{remedy} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
     Step::told(("requests", verdict), rejection_text::sentence(rejection, objects), remedy)

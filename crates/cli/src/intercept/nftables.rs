@@ -72,7 +72,7 @@ fn transact(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
             let request = usize::try_from(answer.sequence).ok();
             let request = request.and_then(|number| requests.get(number.checked_sub(1)?));
             let what = request.map_or("the transaction", |(what, _)| what);
-            return Err(explained(refusal).context(format!("the kernel rejects {what}")));
+            return Err(explained(refusal).context(format!("the kernel rejected {what}")));
         }
     }
     Ok(())

@@ -215,7 +215,7 @@ fn read_one(
         found.map(|(_, value)| value.as_str())
     };
     if value("kind") == Some("List") {
-        return Err(format!("{name}:{line}: is a List; write each item as a document of its own"));
+        return Err(format!("{name}:{line}: is a List; write each item as a separate document"));
     }
     let (mut objects, rejected) = read_str(&name, text);
     if let (Some((object, _)), true) = (objects.pop(), rejected.is_empty()) {

@@ -67,7 +67,7 @@ async fn mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
     let mut found = found.map_err(plain).context("cannot read the MeshConfig")?.items;
     match (found.pop(), found.is_empty()) {
         (Some(config), true) => Ok(config),
-        (Some(_), false) => bail!("there are several MeshConfigs: remove all but one"),
+        (Some(_), false) => bail!("the cluster has several MeshConfigs: remove all but one"),
         (None, _) => bail!(
             "the cluster has no MeshConfig: create one, with \
              `apiVersion: leno.dev/v1alpha1`, `kind: MeshConfig`, `metadata: {{name: mesh}}`, `spec: {{}}`"

@@ -76,6 +76,6 @@ fn note_delay(session: &Session, record: &Record<'_>) {
     let Some(service) = &record.subject.service else { return };
     let limit = session.worker.config.limits.detect_timeout;
     let subject = format!("{service}:{}", record.subject.port);
-    let reason = format!("the server speaks first, and each connection waits for {limit:?}");
+    let reason = format!("server-first protocol: each connection waits for {limit:?}");
     session.worker.world.conditions.set(kind::DETECTION_DELAYED, &subject, reason);
 }

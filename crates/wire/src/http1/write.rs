@@ -236,7 +236,8 @@ fn put_framing(framing: Framing, body: BodyLength, length_kept: bool, out: &mut 
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
         (Framing::Keep, BodyLength::Known(length)) if !length_kept => {
-            write!(out, "content-length: {length}\r\n").expect("a buffer that grows takes all");
+            write!(out, "content-length: {length}\r\n")
+                .expect("a growing buffer accepts all bytes");
         }
         (Framing::Keep | Framing::Outside, _) => {}
     }
@@ -296,7 +297,7 @@ fn put_target(target: &[u8], out: &mut BytesMut) {
         if is(*byte, TARGET) {
             out.extend_from_slice(&[*byte]);
         } else {
-            write!(out, "%{byte:02X}").expect("a buffer that grows takes all");
+            write!(out, "%{byte:02X}").expect("a growing buffer accepts all bytes");
         }
     }
 }

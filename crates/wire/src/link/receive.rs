@@ -137,7 +137,7 @@ impl Link {
         if self.role == Role::Acceptor {
             return Err(LinkError::Misplaced {
                 stream,
-                fault: "the opener's head comes with OPEN",
+                fault: "the opener's head is part of OPEN",
             });
         }
         let interim = header.has(frame::INTERIM);

@@ -97,7 +97,7 @@ fn a_refused_upstream_is_503_with_the_reason() {
         assert_eq!(refusal["reason"], "denied;side=ours");
         let page = shop.ask("productpage", "/productpage?id=1", &[]).await;
         assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert!(String::from_utf8_lossy(&page.body).contains("reviews answered 503"));
+        assert!(String::from_utf8_lossy(&page.body).contains("reviews responded with status 503"));
         // A gateway returns the response unchanged.
         let answer = shop.ask("gateway", "/ratings/1", &[]).await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN);
