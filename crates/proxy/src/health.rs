@@ -129,7 +129,7 @@ impl Health {
             _ => Err(Unwell::Busy),
         };
         match made {
-            Ok(()) => text(StatusCode::OK, "well\n".into()),
+            Ok(()) => text(StatusCode::OK, "ok\n".into()),
             Err(unwell) => {
                 tracing::debug!(path, %unwell, "application probe failed");
                 text(unwell.status(), format!("{unwell}\n"))

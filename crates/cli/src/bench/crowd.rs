@@ -206,7 +206,7 @@ impl Life {
                 };
                 let ended = follow(stream, hello, &mut subscriber, &mut requests, &mut apply).await;
                 audience.stream(false);
-                tracing::debug!(workload = %member.workload, reason = %ended, "left alone");
+                tracing::debug!(workload = %member.workload, reason = %ended, "disconnected");
             }
             failures += 1;
             // The jittered backoff of real sidecars, so that disconnected members do not reconnect at the same

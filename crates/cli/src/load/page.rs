@@ -278,8 +278,19 @@ const PERCENTILES: [(&str, f64); 8] = [
 ];
 
 const RATE_COLUMNS: [&str; 13] = [
-    "rate", "requests", "answered", "errors", "min", "mean", "p50", "p90", "p95", "p99", "p99.9",
-    "max", "own CPU",
+    "rate",
+    "requests",
+    "throughput",
+    "errors",
+    "min",
+    "mean",
+    "p50",
+    "p90",
+    "p95",
+    "p99",
+    "p99.9",
+    "max",
+    "own CPU",
 ];
 
 const CAVEATS: &str = "Latencies cover successful requests; all others are counted as errors, \

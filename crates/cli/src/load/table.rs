@@ -106,7 +106,7 @@ fn line(text: &mut String, line: &str) {
 const OPEN: &[Column] = &[
     Column::always("rate"),
     Column::always("requests"),
-    Column::always("answered"),
+    Column::always("throughput"),
     Column::always("errors"),
     Column::always("p50"),
     Column::always("p90"),
@@ -119,7 +119,7 @@ const OPEN: &[Column] = &[
 
 const CLOSED: &[Column] = &[
     Column::always("requests"),
-    Column::always("answered"),
+    Column::always("throughput"),
     Column::always("errors"),
     Column::always("p50"),
     Column::always("p90"),

@@ -193,7 +193,7 @@ fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
         config.probes = Probes::parse(&probes).unwrap();
         let proxy = Proxy::start(config).await.unwrap();
         let pages = [
-            (proxy.health_address().unwrap(), "/probe/app/readiness", "well"),
+            (proxy.health_address().unwrap(), "/probe/app/readiness", "ok\n"),
             (proxy.admin_address().unwrap(), "/metrics", "of_application 7"),
         ];
         let (done, stop) = tokio::sync::oneshot::channel();
@@ -244,7 +244,7 @@ fn a_health_page_shows_no_state_under_a_foreign_name() {
                 ("10.0.0.1:15020", "/readyz", "", 503, "waiting for a certificate\n"),
                 // The kubelet probes with the `Host` in the pod's specification.
                 ("evil.example", "/probe/app/readiness", "", 200, "200 OK\n"),
-                ("web", "/probe/app/readiness", "", 200, "well\n"),
+                ("web", "/probe/app/readiness", "", 200, "ok\n"),
                 (
                     "web",
                     "/probe/app/readiness",

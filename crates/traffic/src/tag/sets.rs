@@ -94,7 +94,7 @@ impl fmt::Display for Set {
         match self {
             Self::Every => f.write_str("any instance"),
             Self::All(tags) => write!(f, "{}", shown(tags)),
-            Self::Any(tags) if tags.is_empty() => f.write_str("nobody"),
+            Self::Any(tags) if tags.is_empty() => f.write_str("no instance"),
             Self::Any(tags) if tags.len() == 1 => write!(f, "{}", shown(tags)),
             Self::Any(tags) => write!(f, "one of {}", shown(tags)),
             Self::Outside(sets) => {
