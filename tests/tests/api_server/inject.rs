@@ -61,7 +61,7 @@ fn what_the_webhook_knows_the_cluster_is_asked_for() {
         let done = leno().args(words).env("KUBECONFIG", other).output().unwrap();
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(!done.status.success());
-        let expected = "cannot read the namespace shop and its annotations: get the right to read it, or pass \
+        let expected = "cannot read the namespace shop and its annotations: request permission to read it, or pass \
                         --roots FILE";
         assert!(said.contains(expected), "{said}");
     });

@@ -51,7 +51,7 @@ mod tests {
             until_answered((address, "/"), patience, alive)
         };
         let error = wait(Duration::ZERO, || Ok(())).await.unwrap_err().to_string();
-        assert!(error.contains("it does not work"), "{error}");
+        assert!(error.contains("it does not become ready"), "{error}");
         let hour = Duration::from_secs(3600);
         let error = wait(hour, || bail!("gone")).await.unwrap_err().to_string();
         assert_eq!(error, "gone");

@@ -131,6 +131,8 @@ mod tests {
         }
         assert_eq!(find(scratch.path()).unwrap(), scratch.path().join("10-a.conflist"));
         std::fs::write(scratch.path().join("05-one.conf"), "{}").unwrap();
-        assert!(find(scratch.path()).unwrap_err().to_string().contains("make it a .conflist"));
+        assert!(
+            find(scratch.path()).unwrap_err().to_string().contains("convert it to a .conflist")
+        );
     }
 }

@@ -209,7 +209,7 @@ fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
     assert_eq!(done.code, Some(3), "{done:?}");
     for left in [
         "HTTPRouteGroup shop/pay (old/smi.yaml:1): an unchanged document references it",
-        "Egress shop/pay (old/smi.yaml:6): there is no native kind of its meaning",
+        "Egress shop/pay (old/smi.yaml:6): it has no native equivalent",
     ] {
         assert!(done.out.contains(left), "{}", done.out);
     }
