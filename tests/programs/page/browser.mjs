@@ -1,17 +1,17 @@
-// A real Chromium with one page in it that notices what a page must not do.
+// A real Chromium with one page, which reports errors and forbidden requests of the page.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-// They are installed where everything is built: see `./test`.
+// The modules are installed in the build directory: see `./test`.
 const require = createRequire(join(process.env.LENO_PAGE_MODULES, "page.js"));
 const { chromium } = require("playwright-core");
 const { AxeBuilder } = require("@axe-core/playwright");
 
 export const PATIENCE_MS = 60_000;
 
-// Opens a browser, lets `use` do what it wants with a page, and says what went wrong beside that.
+// Opens a browser, runs `use` with a page, and fails on errors of the page.
 export async function browse(home, use, { width = 1400, height = 900 } = {}) {
   const origin = new URL(home).origin;
   const browser = await chromium.launch({ executablePath: process.env.LENO_CHROMIUM, args: ["--disable-dev-shm-usage"] });
@@ -20,7 +20,7 @@ export async function browse(home, use, { width = 1400, height = 900 } = {}) {
     context.setDefaultTimeout(PATIENCE_MS);
     const page = await context.newPage();
     const problems = [];
-    // That live requests are refused without the token is told there as well, and is as it should be.
+    // Live requests without the token are rejected, which the console reports as well.
     const isRefusal = (message) => message.text().startsWith("Failed to load resource") && (message.location().url.includes("/api/tap?") || silenced.has(page));
     page.on("console", (message) => { if (message.type() === "error" && !isRefusal(message)) problems.push(`console: ${message.text()}`); });
     page.on("pageerror", (error) => problems.push(`thrown: ${error.message}`));
@@ -34,10 +34,10 @@ export async function browse(home, use, { width = 1400, height = 900 } = {}) {
   }
 }
 
-// Pages on which requests fail on purpose.
+// Pages on which failed requests are expected.
 export const silenced = new WeakSet();
 
-// Nothing that the rules of WCAG 2 (A and AA) find wrong, in light and in dark.
+// Asserts that the WCAG 2 rules (A and AA) find no violation, in light and dark mode.
 export async function accessible(page, where) {
   for (const colorScheme of ["dark", "light"]) {
     await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
@@ -47,7 +47,7 @@ export async function accessible(page, where) {
   }
 }
 
-// Presses a key until what has the focus is wanted, which is asked with what it is.
+// Presses a key until the focused element fulfills the condition.
 export async function press(page, key, wanted, what) {
   for (let times = 0; times < PRESSES_MAX; times += 1) {
     await page.keyboard.press(key);
@@ -56,7 +56,7 @@ export async function press(page, key, wanted, what) {
   assert.fail(`${what} is not reached with ${key}`);
 }
 
-// How many points of what is seen are red, as those of what fails are, and nothing else.
+// Counts the red points of a screenshot; only failures are red.
 export async function redPoints(page) {
   const picture = (await page.screenshot()).toString("base64");
   return page.evaluate(async (picture) => {

@@ -1,5 +1,5 @@
-// Uses the page of a control plane as a person does: `node page.mjs SCENE URL [PICTURES]`, where pictures
-// of what is seen are put into that folder. What is wrong ends it with an error.
+// Tests the page of a control plane in a browser: `node page.mjs SCENE URL [PICTURES]`; screenshots
+// are written to PICTURES. A failure ends the program with an error.
 
 import assert from "node:assert/strict";
 import { join } from "node:path";
@@ -12,7 +12,7 @@ const open = (page, hash) => page.evaluate((hash) => { location.hash = hash; }, 
 const node = (name) => `[data-node="bookinfo/${name}"]`;
 const row = (...texts) => texts.reduce((found, text) => `${found}:has-text("${text}")`, ".list .body .row");
 
-// As high as what is there.
+// Takes a screenshot of the whole content.
 async function picture(page, name, colorScheme = "light") {
   if (!folder) return;
   const size = page.viewportSize();
@@ -24,7 +24,7 @@ async function picture(page, name, colorScheme = "light") {
   await page.setViewportSize(size);
 }
 
-// Everything that is well, by keyboard alone.
+// A healthy mesh, used by keyboard alone.
 async function tour(page) {
   const services = ["productpage", "details", "reviews", "reviews-v1", "reviews-v2", "reviews-v3", "ratings", "gateway-ratings"];
   for (const name of services) {
@@ -38,14 +38,14 @@ async function tour(page) {
   const shown = (selector) => page.evaluate((selector) => [...document.querySelectorAll(selector)].map((path) => getComputedStyle(path).display !== "none"), selector);
   assert.deepEqual(new Set(await shown(".edge.service.good path.flow")), new Set([true]), "calls flow");
   assert.deepEqual(new Set(await shown(".edge.route path.flow")), new Set([false]), "calls routed by a route do not");
-  // What is read aloud has no figures: they change all the time.
+  // The text for screen readers has no figures, as they change constantly.
   assert.equal(await page.locator("#verdict").textContent(), "requests succeed, all sidecars are up to date");
   assert.equal(await page.locator("[role=status], [aria-live]").count(), 1);
   await accessible(page, "topology");
   await picture(page, "topology");
   await picture(page, "dark", "dark");
   await views(page);
-  // From a service in the picture to its page.
+  // From a service in the graph to its page.
   await press(page, "Shift+Tab", (title) => document.activeElement.textContent === title, "Topology");
   await page.keyboard.press("Enter");
   await page.locator(node("ratings")).waitFor();
@@ -60,7 +60,7 @@ async function tour(page) {
   await accessible(page, "a service");
 }
 
-// Every tab, and what is there.
+// Every tab and its content.
 async function views(page) {
   await page.reload();
   await page.keyboard.press("Tab");
@@ -73,13 +73,13 @@ async function views(page) {
     Sidecars: row("bookinfo/ratings-1", "current", "ago", "in "),
     Findings: ".finding.warn:has-text('warning')",
     Live: ".live-ask input",
-    // Nobody lets the demo's stranger in.
+    // No policy permits the requests of the demo client `stranger`.
     Documents: ".finding.warn:has-text('stranger-1')",
     Playground: ".ask input",
   };
   let key = "Tab";
   for (const [title, expected] of Object.entries(seen)) {
-    // After a step the focus is on the content, behind the tabs.
+    // After a navigation the focus is on the content, after the tabs.
     await press(page, key, isTab, title);
     await page.keyboard.press("Enter");
     key = "Shift+Tab";
@@ -104,7 +104,7 @@ async function explain(page) {
   assert.equal(await answer.evaluate((element) => element.classList.contains("bad-ink")), false);
 }
 
-// Live requests, first without the token and then with it.
+// Live requests, without and with the token.
 async function live(page) {
   const token = new URL(url).hash;
   const note = page.locator("p.note[role=status]");
@@ -133,19 +133,19 @@ async function live(page) {
   await page.keyboard.press("Escape");
   await note.filter({ hasText: "Stopped." }).waitFor();
   await picture(page, "live");
-  // What is wrong with a filter is told where it was typed.
+  // An invalid filter is reported next to its input.
   await ask("9xx");
   await note.filter({ hasText: "use 503, 5xx or 400-499" }).waitFor();
 }
 
-// How much is red while nothing fails; printed, so that it can be compared with.
+// Prints the number of red points of a healthy mesh, for comparison.
 async function calm(page) {
   await page.locator(`${node("details")}.good`).waitFor();
   assert.deepEqual(await page.locator(".graph .bad").allInnerTexts(), [], "nothing fails");
   console.log(`red points: ${await redPoints(page)}`);
 }
 
-// `details` fails: it is red in the picture, and its page says why.
+// `details` fails: it is red in the graph, and its page shows the reason.
 async function failing(page) {
   await page.locator(`${node("details")}.bad`).waitFor();
   await page.locator(`${node("ratings")}.good`).waitFor();
@@ -167,7 +167,7 @@ async function failing(page) {
   await picture(page, "service");
 }
 
-// Of very many services: a list is there, and can be filtered, at once, and the picture stays one.
+// Very many services: the list appears and can be filtered immediately, and the graph stays readable.
 async function crowd(page) {
   await page.addInitScript(() => {
     const look = new MutationObserver(() => {
@@ -181,7 +181,7 @@ async function crowd(page) {
     look.observe(document, { childList: true, subtree: true });
   });
   let best = Infinity;
-  // Others use this machine as well, which only ever makes it slower.
+  // Other processes on this machine can only slow this down.
   for (let times = 0; times < CROWD_LOOKS && best >= CROWD_MS_MAX; times += 1) {
     await page.goto("about:blank");
     await page.goto(`${home}#/services`);
@@ -200,7 +200,7 @@ async function crowd(page) {
   await busy(page);
 }
 
-// So many sidecars cannot run beside this: what they would tell is put in their place.
+// The machine cannot run so many sidecars: their reports are simulated.
 async function busy(page) {
   const name = (number) => `crowd/service-${String(number).padStart(4, "0")}`;
   const rates = (number) => ({ per_second: number, success: number % 97 === 0 ? 0.5 : 1, p50_ms: 1, p99_ms: 2, requests: number, failed: 0, recent: [number, number] });
@@ -222,7 +222,7 @@ async function busy(page) {
 const CROWD_LOOKS = 5;
 const CROWD_MS_MAX = 1000;
 
-// Texts, dots, chips and lines that are drawn in a green colour.
+// Texts, dots, chips and lines in a green color.
 const greenParts = () => [...document.querySelectorAll("body *")].filter((element) => {
   const box = element.getBoundingClientRect();
   const style = getComputedStyle(element);
@@ -235,11 +235,11 @@ const greenParts = () => [...document.querySelectorAll("body *")].filter((elemen
   });
 }).map((element) => element.outerHTML.slice(0, 120));
 
-// Before there is an answer, and while there is none any more, nothing looks healthy.
+// Without a response, before the first one and after an outage, no element looks healthy.
 async function silent(page) {
   const api = "**/api/**";
   silenced.add(page);
-  // Nothing is there yet: neither an empty mesh nor a healthy one.
+  // No data yet: neither an empty nor a healthy mesh is shown.
   const held = [];
   await page.route(api, (route) => { held.push(route); });
   for (const hash of ["", "#/services", "#/routes", "#/policies", "#/rules", "#/sidecars", "#/findings", "#/documents", "#/service/bookinfo/ratings"]) {
@@ -256,7 +256,7 @@ async function silent(page) {
   await page.goto(home);
   await page.locator(`${node("ratings")}.good`).waitFor();
   assert.notDeepEqual(await page.evaluate(greenParts), [], "it is healthy now");
-  // A control plane that is gone, and one that is stopped and accepts connections all the same.
+  // A control plane that has exited, and one that is stopped but accepts connections.
   for (const fall of [(route) => route.abort(), () => {}]) {
     for (const hash of ["#/", "#/services", "#/sidecars", "#/policies", "#/service/bookinfo/ratings"]) {
       await open(page, hash);
@@ -276,7 +276,7 @@ async function silent(page) {
   await missing(page);
 }
 
-// A service that does not exist, a reason, rules in words, and the hint of the view of live requests.
+// An unknown service, a reason, rules as text, and the hint of the live requests view.
 async function missing(page) {
   await open(page, "#/service/bookinfo/nosuch");
   await page.locator("main .empty", { hasText: "There is no such service." }).waitFor();
@@ -294,7 +294,7 @@ async function missing(page) {
   await page.locator("p.note[role=status]", { hasText: "leno tap --page" }).waitFor();
 }
 
-// Conditions that break traffic: their number is on every view, and leads to all of them with their remedies.
+// Conditions that break traffic: every view shows their number, with a link to all of them and their hints.
 async function conditions(page) {
   await page.locator("#health a.chip.bad", { hasText: /^\d+ problems$/ }).waitFor();
   await page.waitForFunction(() => / problems$/.test(document.querySelector("#verdict").textContent));

@@ -168,7 +168,7 @@ fn all_took_part(services: &[ServiceReport]) -> Check {
     let idle = services.iter().filter(|service| service.requests == 0);
     let idle: Vec<&str> = idle.map(|service| service.name.as_str()).collect();
     Check {
-        name: "every service took part".to_owned(),
+        name: "every service received requests".to_owned(),
         ok: idle.is_empty() && !services.is_empty(),
         detail: match idle.is_empty() {
             true => format!("{} services", services.len()),

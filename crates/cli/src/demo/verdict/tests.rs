@@ -36,7 +36,7 @@ async fn each_broken_promise_is_told() {
         }),
         ("mutual TLS", |f| f.after[0].series[0].peer.clear()),
         ("mutual TLS", |f| f.after.iter_mut().for_each(|o| o.connections.clear())),
-        ("every service took part", |f| f.after[0].series.clear()),
+        ("every service received requests", |f| f.after[0].series.clear()),
         ("split", |f| f.after[1].series[0].requests = 500),
         ("a client without permission is denied", |f| f.denied = Ok(200)),
     ];
