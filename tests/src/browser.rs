@@ -119,9 +119,9 @@ fn browse(url: &str, folder: &Path, what: &[&str]) -> String {
         .arg(url);
     let mut browser = Program::start("chromium", &mut command);
     if what.contains(&"--dump-dom") {
-        browser.wait_for_line("</html>", PATIENCE);
+        browser.wait_for_line("</html>", MAX_WAIT);
     }
-    let status = browser.wait(PATIENCE);
+    let status = browser.wait(MAX_WAIT);
     assert!(status.success(), "{status}: {}", browser.printed());
     browser.printed()
 }
@@ -134,4 +134,4 @@ const MEASURE: &str = "<script>for (const part of document.querySelectorAll('tab
      ...numbers.map(Math.round)].join(' '));}</script>";
 /// As wide as a screen, and higher than our test pages.
 const WINDOW: &str = "1280,9000";
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

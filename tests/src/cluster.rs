@@ -186,16 +186,16 @@ impl Namespace {
     pub fn wait_ready(&self) {
         let deployments = printed(&self.kubectl(&["get", "deployments", "-o", "name"]));
         for deployment in deployments.lines() {
-            let rolled = self.kubectl(&["rollout", "status", deployment, PATIENCE]);
+            let rolled = self.kubectl(&["rollout", "status", deployment, MAX_WAIT]);
             assert!(rolled.status.success(), "{deployment}:\n{}", self.describe());
         }
         // Waits for terminating Pods first: `kubectl wait` fails if one disappears.
         let leaving = "go-template={{range .items}}{{if .metadata.deletionTimestamp}}pod/{{.metadata.name}} \
                        {{end}}{{end}}";
         for pod in printed(&self.kubectl(&["get", "pods", "-o", leaving])).split_whitespace() {
-            printed(&self.kubectl(&["wait", "--for=delete", pod, PATIENCE]));
+            printed(&self.kubectl(&["wait", "--for=delete", pod, MAX_WAIT]));
         }
-        let waited = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", PATIENCE]);
+        let waited = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", MAX_WAIT]);
         assert!(waited.status.success(), "pods of {}:\n{}", self.name, self.describe());
     }
 
@@ -365,6 +365,6 @@ const END_OF_ANSWER: char = '\u{1e}';
 /// The number of consecutive successes required.
 const STABLE: u32 = 5;
 /// The timeout of `kubectl`: images are present, but two cores start many Pods at once.
-const PATIENCE: &str = "--timeout=300s";
+const MAX_WAIT: &str = "--timeout=300s";
 /// The timeout of expected conditions.
 const PATIENT: Duration = Duration::from_secs(180);

@@ -4,7 +4,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::http::{PATIENCE, Response};
+use crate::http::{MAX_WAIT, Response};
 use crate::message::{Undeclared, read_body, read_head};
 
 /// A client's connection.
@@ -16,9 +16,9 @@ impl Connection {
     /// # Errors
     /// The error of the socket.
     pub fn open(address: SocketAddr) -> io::Result<Self> {
-        let tcp = TcpStream::connect_timeout(&address, PATIENCE)?;
-        tcp.set_read_timeout(Some(PATIENCE))?;
-        tcp.set_write_timeout(Some(PATIENCE))?;
+        let tcp = TcpStream::connect_timeout(&address, MAX_WAIT)?;
+        tcp.set_read_timeout(Some(MAX_WAIT))?;
+        tcp.set_write_timeout(Some(MAX_WAIT))?;
         tcp.set_nodelay(true)?;
         Ok(Self(BufReader::with_capacity(BUFFER_BYTES, tcp)))
     }
@@ -59,11 +59,11 @@ impl Connection {
     ///
     /// # Errors
     /// The error of the socket.
-    pub fn stirs(&mut self, patience: Duration) -> io::Result<bool> {
+    pub fn stirs(&mut self, max_wait: Duration) -> io::Result<bool> {
         let tcp = self.0.get_mut();
-        tcp.set_read_timeout(Some(patience))?;
+        tcp.set_read_timeout(Some(max_wait))?;
         let peeked = tcp.peek(&mut [0]);
-        tcp.set_read_timeout(Some(PATIENCE))?;
+        tcp.set_read_timeout(Some(MAX_WAIT))?;
         match peeked {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),

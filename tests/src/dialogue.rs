@@ -39,7 +39,7 @@ impl Dialogue {
     /// If there is no response.
     pub fn say(&mut self, line: &str) -> String {
         writeln!(self.questions, "{line}").expect("the program listens");
-        let answer = self.answers.recv_timeout(PATIENCE);
+        let answer = self.answers.recv_timeout(MAX_WAIT);
         answer.unwrap_or_else(|error| panic!("no answer to `{line}`: {error}"))
     }
 }
@@ -52,4 +52,4 @@ impl Drop for Dialogue {
 }
 
 /// Every command takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(15);
+const MAX_WAIT: Duration = Duration::from_secs(15);

@@ -51,8 +51,8 @@ pub fn get_page(address: SocketAddr, path: &str) -> io::Result<Response> {
 /// # Errors
 /// The error of the socket, or `InvalidData` for an invalid response.
 pub fn exchange(address: SocketAddr, request: &str) -> io::Result<Response> {
-    let mut tcp = TcpStream::connect_timeout(&address, PATIENCE)?;
-    tcp.set_read_timeout(Some(PATIENCE))?;
+    let mut tcp = TcpStream::connect_timeout(&address, MAX_WAIT)?;
+    tcp.set_read_timeout(Some(MAX_WAIT))?;
     tcp.write_all(request.as_bytes())?;
     let mut bytes = Vec::new();
     tcp.read_to_end(&mut bytes)?;
@@ -64,4 +64,4 @@ pub fn exchange(address: SocketAddr, request: &str) -> io::Result<Response> {
     Ok(Response { status: status.ok_or_else(invalid)?, head, body })
 }
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(20);

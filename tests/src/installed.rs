@@ -12,12 +12,12 @@ pub fn go_program(name: &str) -> PathBuf {
     fetched(name, "scenarios")
 }
 
-/// Returns a program of `tests/programs/deciders`, built into the target folder.
+/// Returns a program of `tests/programs/check_services`, built into the target folder.
 ///
 /// # Panics
 /// If it was not built.
 #[must_use]
-pub fn decider(name: &str) -> PathBuf {
+pub fn check_service(name: &str) -> PathBuf {
     fetched(name, "deciders")
 }
 
@@ -54,13 +54,13 @@ pub fn java_programs() -> PathBuf {
 /// # Panics
 /// If its dependencies were not fetched.
 #[must_use]
-pub fn page_script(scene: &str, url: &str) -> Command {
+pub fn page_script(config: &str, url: &str) -> Command {
     let modules = fetched("page/node_modules/playwright-core", "scenarios");
     let folder = modules.ancestors().nth(2).expect("it lies in two folders");
     let mut command = Command::new("node");
     command
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/programs/page/page.mjs"))
-        .args([scene, url])
+        .args([config, url])
         .env("LENO_PAGE_MODULES", folder)
         .env("LENO_CHROMIUM", "/usr/bin/chromium");
     command

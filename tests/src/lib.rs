@@ -40,7 +40,7 @@ pub use envoy::{Envoy, Passage};
 pub use family::{Descendant, children, is_running};
 pub use http::{Response, exchange, get, get_page};
 pub use installed::{
-    cert_manager, decider, go_program, java_programs, page_script, python, script, zipkin,
+    cert_manager, check_service, go_program, java_programs, page_script, python, script, zipkin,
 };
 pub use load::{Load, Outcome};
 pub use machines::{ControlPlane, Proxy};
@@ -90,10 +90,10 @@ const PORTS_TRIED_MAX: usize = 1000;
 /// and the elapsed time.
 ///
 /// # Panics
-/// After the timeout `patience`; `what` describes the awaited condition.
+/// After the timeout `max_wait`; `what` describes the awaited condition.
 pub fn eventually<T>(
     what: &str,
-    patience: Duration,
+    max_wait: Duration,
     mut look: impl FnMut() -> Option<T>,
 ) -> (T, Duration) {
     let began = Instant::now();
@@ -101,7 +101,7 @@ pub fn eventually<T>(
         if let Some(found) = look() {
             return (found, began.elapsed());
         }
-        assert!(began.elapsed() < patience, "not within {patience:?}: {what}");
+        assert!(began.elapsed() < max_wait, "not within {max_wait:?}: {what}");
         std::thread::yield_now();
     }
 }

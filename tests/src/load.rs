@@ -27,34 +27,39 @@ pub struct Outcome {
 
 struct Shared {
     method: &'static str,
-    door: SocketAddr,
+    listener: SocketAddr,
     /// The pause of each thread between its requests.
     pause: Duration,
     next: AtomicU64,
     stop: AtomicBool,
     outcome: Mutex<Outcome>,
-    news: Condvar,
+    update: Condvar,
 }
 
 impl Load {
     /// Starts to send requests to a listener, each to `/ID` with a unique id, over `threads` keep-alive
     /// connections. Failed connections are reopened.
     #[must_use]
-    pub fn start(method: &'static str, door: SocketAddr, threads: usize) -> Self {
-        Self::paced(method, door, threads, Duration::ZERO)
+    pub fn start(method: &'static str, listener: SocketAddr, threads: usize) -> Self {
+        Self::paced(method, listener, threads, Duration::ZERO)
     }
 
     /// As [`Self::start`], with this pause between the requests of each thread.
     #[must_use]
-    pub fn paced(method: &'static str, door: SocketAddr, threads: usize, pause: Duration) -> Self {
+    pub fn paced(
+        method: &'static str,
+        listener: SocketAddr,
+        threads: usize,
+        pause: Duration,
+    ) -> Self {
         let shared = Arc::new(Shared {
             method,
-            door,
+            listener,
             pause,
             next: AtomicU64::new(1),
             stop: AtomicBool::new(false),
             outcome: Mutex::default(),
-            news: Condvar::new(),
+            update: Condvar::new(),
         });
         let spawn = |_| {
             let shared = Arc::clone(&shared);
@@ -69,14 +74,14 @@ impl Load {
     /// # Panics
     /// After 20 seconds; the message contains the last failures.
     pub fn wait_for(&self, count: usize) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + MAX_WAIT;
         let mut outcome = self.shared.outcome.lock().unwrap();
         let target = outcome.answered.len() + count;
         while outcome.answered.len() < target {
             let left = until.saturating_duration_since(Instant::now());
             let last = outcome.failed.last();
-            assert!(!left.is_zero(), "no answers at {}: {last:?}", self.shared.door);
-            outcome = self.shared.news.wait_timeout(outcome, left).unwrap().0;
+            assert!(!left.is_zero(), "no answers at {}: {last:?}", self.shared.listener);
+            outcome = self.shared.update.wait_timeout(outcome, left).unwrap().0;
         }
     }
 
@@ -133,7 +138,7 @@ impl Shared {
                 None => outcome.answered.push(id),
                 Some(failure) => outcome.failed.push((id, failure)),
             }
-            self.news.notify_all();
+            self.update.notify_all();
             if !self.pause.is_zero() && !self.stop.load(Ordering::SeqCst) {
                 std::thread::park_timeout(self.pause);
             }
@@ -142,7 +147,7 @@ impl Shared {
 
     /// Sends one request, over the last connection if it is still usable.
     fn ask(&self, id: u64, kept: &mut Option<Connection>) -> io::Result<Response> {
-        let mut connection = kept.take().map_or_else(|| Connection::open(self.door), Ok)?;
+        let mut connection = kept.take().map_or_else(|| Connection::open(self.listener), Ok)?;
         let request =
             format!("{} /{id} HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n", self.method);
         connection.send(request)?;
@@ -153,4 +158,4 @@ impl Shared {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -113,7 +113,7 @@ impl ControlPlane {
     /// If it has already exited.
     pub fn kill(&mut self) {
         self.program.signal(Signal::KILL);
-        self.program.wait(PATIENCE);
+        self.program.wait(MAX_WAIT);
     }
 
     /// Restarts it at the same address with the same files and data.
@@ -133,7 +133,7 @@ impl ControlPlane {
     /// # Panics
     /// If that does not start.
     pub fn become_release(&mut self, release: Release) {
-        self.program.stop(PATIENCE);
+        self.program.stop(MAX_WAIT);
         self.release = release;
         self.start_again();
     }
@@ -219,7 +219,7 @@ fn start(
     command.arg("control").arg("-f").arg(directory.join("mesh"));
     command.arg("--data").arg(directory.join(data)).args(["--listen", listen]).args(arguments);
     let program = Program::start("leno control", &mut command);
-    let line = program.wait_for_line("control plane ready", PATIENCE);
+    let line = program.wait_for_line("control plane ready", MAX_WAIT);
     let address = field(&line, "address=").parse().expect("an address");
     (program, address)
 }
@@ -299,7 +299,7 @@ impl Proxy {
     /// # Panics
     /// If that does not become ready.
     pub fn become_release(&mut self, release: Release) {
-        self.program.stop(PATIENCE);
+        self.program.stop(MAX_WAIT);
         self.release = release;
         self.start_again();
     }
@@ -310,7 +310,7 @@ impl Proxy {
     /// If it has already exited.
     pub fn kill(&mut self) {
         self.program.signal(Signal::KILL);
-        self.program.wait(PATIENCE);
+        self.program.wait(MAX_WAIT);
     }
 
     /// Waits until it reports that it is ready.
@@ -318,7 +318,7 @@ impl Proxy {
     /// # Panics
     /// On timeout.
     pub fn wait_until_ready(&self) {
-        eventually(&format!("the proxy of {} is ready", self.workload), PATIENCE, || {
+        eventually(&format!("the proxy of {} is ready", self.workload), MAX_WAIT, || {
             get_page(self.page.address, "/ready").ok().filter(|response| response.status == 200)
         });
     }
@@ -336,7 +336,7 @@ fn run(
         command.arg("--token-file").arg(token);
     }
     let program = Program::start(&format!("leno proxy of {workload}"), &mut command);
-    let line = program.wait_for_line("the sidecar starts", PATIENCE);
+    let line = program.wait_for_line("the sidecar starts", MAX_WAIT);
     let address = field(&line, "admin=").parse().expect("an address");
     let page = AdminPage { pid: program.pid(), address };
     (program, page)
@@ -350,4 +350,4 @@ fn field<'a>(line: &'a str, name: &str) -> &'a str {
 
 /// The name of the data directory.
 const DATA: &str = "data";
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -130,7 +130,7 @@ spec:
 /// Returns a workload `NAME-1` that only calls others, with fixed outbound listeners on loopback: service and
 /// port.
 #[must_use]
-pub fn client(name: &str, command: &[&str], doors: &[(&str, u16)]) -> String {
+pub fn client(name: &str, command: &[&str], listeners: &[(&str, u16)]) -> String {
     let mut text = format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -141,12 +141,12 @@ spec:
 {}",
         run(command)
     );
-    if !doors.is_empty() {
+    if !listeners.is_empty() {
         text.push_str("  outbound:\n");
     }
-    for (service, port) in doors {
-        let door = format!("{{service: {service}, port: 9080, listen: \"127.0.0.1:{port}\"}}");
-        writeln!(text, "  - {door}").expect("writing to a String never fails");
+    for (service, port) in listeners {
+        let listener = format!("{{service: {service}, port: 9080, listen: \"127.0.0.1:{port}\"}}");
+        writeln!(text, "  - {listener}").expect("writing to a String never fails");
     }
     text
 }

@@ -97,11 +97,11 @@ impl Mesh {
 }
 
 /// Returns manifests of a service `ratings` on `port` (run by `command`, or by the test if empty) and a client
-/// with an outbound listener for it at `door`; `mode` is `permissive` or `strict`.
+/// with an outbound listener for it at `listener`; `mode` is `permissive` or `strict`.
 #[must_use]
-pub fn manifest(command: &str, port: u16, door: u16, mode: &str) -> String {
+pub fn manifest(command: &str, port: u16, listener: u16, mode: &str) -> String {
     let run = if command.is_empty() { String::new() } else { format!("\n  run: {command}") };
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     format!(
         "apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -121,7 +121,7 @@ metadata: {{name: client-1, namespace: bookinfo, labels: {{app: client}}}}
 spec:
   serviceAccount: client
   outbound:
-  - {{service: ratings.bookinfo, port: 9080, listen: \"{door}\"}}
+  - {{service: ratings.bookinfo, port: 9080, listen: \"{listener}\"}}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig

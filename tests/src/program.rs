@@ -19,7 +19,7 @@ pub struct Program {
 #[derive(Default)]
 struct Output {
     lines: Mutex<Vec<String>>,
-    news: Condvar,
+    update: Condvar,
     /// The number of its output streams that have ended.
     ended: AtomicUsize,
 }
@@ -93,9 +93,9 @@ impl Program {
     /// Waits until it prints a line that contains `text`, and returns the line.
     ///
     /// # Panics
-    /// After the timeout `patience`; the message contains its output.
-    pub fn wait_for_line(&self, text: &str, patience: Duration) -> String {
-        let until = Instant::now() + patience;
+    /// After the timeout `max_wait`; the message contains its output.
+    pub fn wait_for_line(&self, text: &str, max_wait: Duration) -> String {
+        let until = Instant::now() + max_wait;
         let mut lines = self.output.lines.lock().unwrap();
         loop {
             if let Some(line) = lines.iter().find(|line| line.contains(text)) {
@@ -106,9 +106,9 @@ impl Program {
                 let printed = lines.join("\n");
                 // Other threads still read the output during the unwinding.
                 drop(lines);
-                panic!("{} did not print `{text}` within {patience:?}:\n{printed}", self.name);
+                panic!("{} did not print `{text}` within {max_wait:?}:\n{printed}", self.name);
             }
-            lines = self.output.news.wait_timeout(lines, left).unwrap().0;
+            lines = self.output.update.wait_timeout(lines, left).unwrap().0;
         }
     }
 
@@ -126,12 +126,12 @@ impl Program {
         signal_pid(self.child.id(), signal);
     }
 
-    /// Waits at most `patience` until it exits.
+    /// Waits at most `max_wait` until it exits.
     ///
     /// # Panics
     /// On timeout.
-    pub fn wait(&mut self, patience: Duration) -> ExitStatus {
-        let until = Instant::now() + patience;
+    pub fn wait(&mut self, max_wait: Duration) -> ExitStatus {
+        let until = Instant::now() + max_wait;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
                 self.hear_out();
@@ -140,7 +140,7 @@ impl Program {
             assert!(Instant::now() < until, "{} did not end:\n{}", self.name, self.printed());
             // Waits for its next line, its exit, or a short time.
             let lines = self.output.lines.lock().unwrap();
-            drop(self.output.news.wait_timeout(lines, Duration::from_millis(20)).unwrap());
+            drop(self.output.update.wait_timeout(lines, Duration::from_millis(20)).unwrap());
         }
     }
 
@@ -154,14 +154,14 @@ impl Program {
             if left.is_zero() {
                 return;
             }
-            lines = self.output.news.wait_timeout(lines, left).unwrap().0;
+            lines = self.output.update.wait_timeout(lines, left).unwrap().0;
         }
     }
 
     /// Sends SIGTERM and waits for its exit.
-    pub fn stop(&mut self, patience: Duration) -> ExitStatus {
+    pub fn stop(&mut self, max_wait: Duration) -> ExitStatus {
         self.signal(Signal::TERM);
-        self.wait(patience)
+        self.wait(max_wait)
     }
 }
 
@@ -188,7 +188,7 @@ impl Drop for Program {
                 }
                 let lines =
                     self.output.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                drop(self.output.news.wait_timeout(lines, Duration::from_millis(20)));
+                drop(self.output.update.wait_timeout(lines, Duration::from_millis(20)));
             }
             drop(self.child.kill());
             drop(self.child.wait());
@@ -201,12 +201,12 @@ fn gather(stream: impl Read + Send + 'static, output: &Arc<Output>) {
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             output.lines.lock().unwrap().push(line);
-            output.news.notify_all();
+            output.update.notify_all();
         }
         let lines = output.lines.lock().unwrap();
         output.ended.fetch_add(1, Ordering::SeqCst);
         drop(lines);
-        output.news.notify_all();
+        output.update.notify_all();
     });
 }
 

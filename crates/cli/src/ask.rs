@@ -16,10 +16,10 @@ use tokio::net::TcpStream;
 /// # Errors
 /// If there is no answer within the timeout and the size limit, or its status is an error.
 pub(crate) async fn admin(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
-    let asked = tokio::time::timeout(PATIENCE, exchange(address, path));
+    let asked = tokio::time::timeout(MAX_WAIT, exchange(address, path));
     let answer = match asked.await {
         Ok(answer) => answer,
-        Err(_) => Err(anyhow::anyhow!("no response within {PATIENCE:?}")),
+        Err(_) => Err(anyhow::anyhow!("no response within {MAX_WAIT:?}")),
     };
     answer.with_context(|| format!("GET http://{address}{path}"))
 }
@@ -54,6 +54,6 @@ async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
 }
 
 /// Longer than any answer on one machine takes.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 /// More than any sidecar's answer.
 const ANSWER_BYTES_MAX: usize = 8 << 20;

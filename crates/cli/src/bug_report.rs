@@ -56,10 +56,10 @@ impl BugReportArgs {
             std::fs::remove_file(&path).ok();
         }
         let (answered, (files, missing)) = written.with_context(|| path.display().to_string())?;
-        let told = told(&path, files, &missing);
+        let reported = reported(&path, files, &missing);
         match to_output {
-            true => eprint!("{told}"),
-            false => output::print_text(&told)?,
+            true => eprint!("{reported}"),
+            false => output::print_text(&reported)?,
         }
         // A partial report is still useful, but the exit code reports it to scripts.
         Ok(match answered {
@@ -218,7 +218,7 @@ fn default_name(now: OffsetDateTime) -> PathBuf {
         .into()
 }
 
-fn told(path: &Path, files: usize, missing: &[String]) -> String {
+fn reported(path: &Path, files: usize, missing: &[String]) -> String {
     let mut text = format!(
         "{}: {}. It contains names, addresses and rules, but no keys, tokens, bodies and environments of \
          applications. Review it before you send it.\n",

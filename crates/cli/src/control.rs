@@ -195,11 +195,11 @@ fn parse_page(text: &str) -> Result<PageAddress, String> {
 /// # Errors
 /// If it cannot start.
 pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
-    told(Control::start(config).await)
+    reported(Control::start(config).await)
 }
 
 /// Returns a started control plane, or prints the documents that prevent its start.
-fn told(started: Result<Control, StartError>) -> anyhow::Result<Control> {
+fn reported(started: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &started {
         for rejected in rejected {
             crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));

@@ -149,7 +149,7 @@ impl DataDirectory {
         create_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
         let mut lock = lock_file(&path)?;
-        let locked = lock_within(&lock, LOCK_PATIENCE)
+        let locked = lock_within(&lock, LOCK_MAX_WAIT)
             .with_context(|| format!("cannot lock {}", lock_path.display()))?;
         let process = match locked {
             true => holder_of_removed(&path, &lock),
@@ -173,17 +173,17 @@ impl DataDirectory {
     /// # Errors
     /// If it cannot be used.
     pub(crate) fn claim_unless_used(path: PathBuf) -> anyhow::Result<Option<Self>> {
-        Self::claim_within(path, LOCK_PATIENCE)
+        Self::claim_within(path, LOCK_MAX_WAIT)
     }
 
-    fn claim_within(path: PathBuf, patience: Duration) -> anyhow::Result<Option<Self>> {
+    fn claim_within(path: PathBuf, max_wait: Duration) -> anyhow::Result<Option<Self>> {
         create_private(&path)?;
         let mut lock = lock_file(&path)?;
         let context = || format!("cannot lock {}", path.join(LOCK_FILE).display());
-        let mut locked = lock_within(&lock, patience).with_context(context)?;
+        let mut locked = lock_within(&lock, max_wait).with_context(context)?;
         // A lock without the process ID of a mesh belongs to a process that cleans the directory and ends soon.
         if !locked && !holder_lives(&mut lock) {
-            locked = lock_within(&lock, CLEAN_PATIENCE).with_context(context)?;
+            locked = lock_within(&lock, CLEAN_MAX_WAIT).with_context(context)?;
         }
         let is_used = !locked || holder_of_removed(&path, &lock).is_some();
         Ok((!is_used).then_some(Self { path, _lock: lock }))
@@ -210,7 +210,7 @@ pub(crate) fn has_run(directory: &Path) -> bool {
 ///
 /// # Errors
 /// If the file cannot be locked at all.
-pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
+pub(crate) fn lock_within(file: &File, max_wait: Duration) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => return Ok(true),
         Err(TryLockError::WouldBlock) => {}
@@ -222,7 +222,7 @@ pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
     std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
         drop(locked.send(waiting.lock()));
     })?;
-    match outcome.recv_timeout(patience) {
+    match outcome.recv_timeout(max_wait) {
         Ok(outcome) => outcome.map(|()| true),
         Err(_) => Ok(false),
     }
@@ -274,10 +274,10 @@ fn is_everybodys(mode: u32, owner: u32) -> bool {
 }
 
 /// Longer than the end of a killed process takes.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const LOCK_MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Longer than the applications of a killed mesh take to end.
-pub(crate) const CLEAN_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const CLEAN_MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Returns the process that holds the lock, if it has written its process ID.
 fn holder(lock: &mut File) -> Option<String> {
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_everybodys_is_told_from_other_directories() {
+    fn a_volume_that_is_everybodys_is_reported_from_other_directories() {
         for (mode, owner, expected) in [
             (0o777, ROOT, true),
             // With the setgid bit of a volume's group.

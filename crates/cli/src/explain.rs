@@ -2,17 +2,17 @@
 
 mod backend;
 mod change;
+mod conflicts;
 mod decide;
 mod inbound;
 mod outside;
 mod reason;
 mod request;
-mod rivals;
 mod running;
 mod tags;
 mod target;
 mod text;
-mod treatment;
+mod traffic_policy;
 mod unapplied;
 
 use std::path::PathBuf;

@@ -206,18 +206,18 @@ impl GetArgs {
         if self.output != Format::Wide {
             return TrafficStatus::default();
         }
-        let told = mesh.ask("/traffic").await.and_then(parsed);
-        told.unwrap_or_default()
+        let reported = mesh.ask("/traffic").await.and_then(parsed);
+        reported.unwrap_or_default()
     }
 }
 
 /// Describes the scope of an answer if other control planes have more sidecars.
 pub(crate) fn scope(status: &Status) -> Option<String> {
-    let others: usize = status.elsewhere.iter().map(|peer| peer.sidecars).sum();
+    let others: usize = status.other_replicas.iter().map(|peer| peer.sidecars).sum();
     if others == 0 {
         return None;
     }
-    let places = status.elsewhere.iter().filter(|peer| peer.sidecars > 0);
+    let places = status.other_replicas.iter().filter(|peer| peer.sidecars > 0);
     let places = places.map(|peer| match &peer.address {
         Some(address) => format!("{address} ({})", peer.sidecars),
         None => format!("an unknown address ({})", peer.sidecars),

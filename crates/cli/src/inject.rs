@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_kubernetes::inject::{Injected, Settings, Told, inject_manifest, namespaces_of};
+use leno_kubernetes::inject::{Annotated, Injected, Settings, inject_manifest, namespaces_of};
 use leno_model::{MeshConfig, TrustDomain};
 use serde_json::Value;
 
@@ -63,11 +63,11 @@ impl InjectArgs {
         let settings = self.settings(&found);
         let mut injected = Vec::with_capacity(documents.len());
         for document in documents {
-            let Injected { manifest, told } =
+            let Injected { manifest, reported } =
                 inject_manifest(document, &found.namespaces, &settings)
                     .map_err(|(object, error)| anyhow::anyhow!("{object}: {error}"))?;
-            for (object, told) in told {
-                tell(&object, &told);
+            for (object, reported) in reported {
+                tell(&object, &reported);
             }
             injected.push(manifest);
         }
@@ -91,15 +91,15 @@ impl InjectArgs {
     }
 }
 
-fn tell(object: &str, told: &Told) {
-    match told {
-        Told::Injected(warnings) => {
+fn tell(object: &str, reported: &Annotated) {
+    match reported {
+        Annotated::Injected(warnings) => {
             eprintln!("{object}: sidecar added");
             for warning in warnings {
                 eprintln!("{object}: warning: {}", output::line(&warning));
             }
         }
-        Told::Skipped(skip) => eprintln!("{object}: unchanged: {skip}"),
+        Annotated::Skipped(skip) => eprintln!("{object}: unchanged: {skip}"),
     }
 }
 

@@ -216,7 +216,7 @@ impl InstallArgs {
         if options.cni.is_none() {
             withdraw_cni(&client, &options, tell).await?;
         }
-        told_next();
+        reported_next();
         Ok(())
     }
 
@@ -269,7 +269,7 @@ fn ranges(text: &str) -> Result<Option<AddressRange>, String> {
     range.map_err(|()| "is not a range of addresses; use CIDR, such as 10.0.0.0/28".to_owned())
 }
 
-fn told_next() {
+fn reported_next() {
     let next = "kubectl label namespace NAME leno.dev/injection=enabled";
     eprintln!("the mesh is ready; add a namespace with `{next}`");
 }

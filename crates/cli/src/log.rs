@@ -135,7 +135,7 @@ fn report_panics() {
             };
             queue.push_or_drop(format!("thread {thread:?}: {panic}\n{trace}").as_bytes());
             // The process may end right after this.
-            queue.flush(PANIC_PATIENCE);
+            queue.flush(PANIC_MAX_WAIT);
         }
         None => default(panic),
     }));
@@ -144,7 +144,7 @@ fn report_panics() {
 /// Waits until the outputs are written, but not for a blocked reader.
 pub(crate) fn flush() {
     for queue in [STANDARD.get(), ERROR.get()].into_iter().flatten() {
-        queue.flush(WRITE_PATIENCE);
+        queue.flush(WRITE_MAX_WAIT);
     }
 }
 
@@ -152,9 +152,9 @@ static ERROR: OnceLock<LineQueue> = OnceLock::new();
 static STANDARD: OnceLock<LineQueue> = OnceLock::new();
 
 /// The time that a panic waits for its own lines.
-const PANIC_PATIENCE: Duration = Duration::from_millis(200);
+const PANIC_MAX_WAIT: Duration = Duration::from_millis(200);
 /// Longer than a working terminal needs.
-const WRITE_PATIENCE: Duration = Duration::from_secs(1);
+const WRITE_MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Formats the events that the directives select, from Leno's crates only.
 ///

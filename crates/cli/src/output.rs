@@ -257,10 +257,10 @@ mod tests {
     fn json_says_the_same_without_steering_a_terminal() {
         let value = serde_json::json!({"a\u{9b}": ["2J\u{85}\u{1b}\n", "\u{202e}é\u{2069}"]});
         for text in [value.to_string(), format!("{value:#}")] {
-            let told = unsteering(&text);
-            assert!(told.chars().all(|c| c == '\n' || !steers(c)), "{told:?}");
-            assert!(told.contains("\\u009b") && told.contains('é'), "{told:?}");
-            assert_eq!(serde_json::from_str::<serde_json::Value>(&told).unwrap(), value);
+            let reported = unsteering(&text);
+            assert!(reported.chars().all(|c| c == '\n' || !steers(c)), "{reported:?}");
+            assert!(reported.contains("\\u009b") && reported.contains('é'), "{reported:?}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&reported).unwrap(), value);
         }
     }
 

@@ -107,7 +107,7 @@ pub(crate) async fn serve(
     let admin = proxy.admin_address().context("the admin page")?;
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access, "the sidecar starts");
-    let (listeners, in_flight) = (proxy.doors(), proxy.requests_in_flight());
+    let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
     let stop = stop::lingering(signals, linger, proxy.leaving());
     let reported = Reported { listeners, admin, in_flight, application };
     let reports = report::reports(reported, supervised)?;
@@ -126,7 +126,7 @@ pub(crate) async fn serve(
 
 fn describe(interception: &Interception) -> &'static str {
     match interception {
-        Interception::Doors { .. } => "doors",
+        Interception::Listeners { .. } => "doors",
         Interception::Redirect { .. } => "redirection",
         Interception::Gateway { .. } => "the listeners of a gateway",
     }

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     /// Longer than any machine stalls, so that a test fails instead of hanging.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const MAX_WAIT: Duration = Duration::from_secs(20);
 
     /// Polls a few times, processing system events in between.
     async fn is_pending(waiting: &mut (impl Future<Output = ()> + Unpin)) -> bool {
@@ -120,8 +120,8 @@ mod tests {
         other.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(is_pending(&mut of_socket).await, "half-closed");
         drop((reader, other));
-        timeout(PATIENCE, of_pipe).await.unwrap();
-        timeout(PATIENCE, of_socket).await.unwrap();
+        timeout(MAX_WAIT, of_pipe).await.unwrap();
+        timeout(MAX_WAIT, of_socket).await.unwrap();
     }
 
     #[tokio::test]
@@ -134,7 +134,7 @@ mod tests {
         let mut waiting = Box::pin(hung_up(writer));
         assert!(is_pending(&mut waiting).await, "a slow reader is no absent one");
         drop(reader);
-        timeout(PATIENCE, waiting).await.unwrap();
+        timeout(MAX_WAIT, waiting).await.unwrap();
     }
 
     #[tokio::test]
@@ -145,14 +145,14 @@ mod tests {
 
     #[tokio::test]
     async fn an_input_that_ends_later_than_at_the_start_closes_its_session() {
-        for (at_start, closes) in [(Duration::ZERO, true), (PATIENCE * 2, false)] {
+        for (at_start, closes) in [(Duration::ZERO, true), (MAX_WAIT * 2, false)] {
             let (reader, mut writer) = pipe().unwrap();
             let mut waiting = Box::pin(input_closed(reader, at_start));
             writer.write_all(b"x").unwrap();
             assert!(is_pending(&mut waiting).await, "bytes are no end");
             drop(writer);
             match closes {
-                true => timeout(PATIENCE, waiting).await.unwrap(),
+                true => timeout(MAX_WAIT, waiting).await.unwrap(),
                 false => assert!(is_pending(&mut waiting).await),
             }
         }

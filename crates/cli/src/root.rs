@@ -70,8 +70,8 @@ impl RootArgs {
         }
         let now = SystemTime::now();
         let current = AuthoritySource::Own(authority.clone()).open(&trust_domain, now)?;
-        let edition = format!("{:016x}", current.edition());
-        if self.step != Step::Status && status.authority != edition && !self.force {
+        let ca_generation = format!("{:016x}", current.ca_generation());
+        if self.step != Step::Status && status.authority != ca_generation && !self.force {
             bail!("the control plane has not applied the previous step yet: try again in a second");
         }
         let rotation = Rotation::of(&authority, trust_domain);

@@ -63,7 +63,7 @@ pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> any
                 () = over => {}
             }
             // A thread that is not blocked ends the process first.
-            tokio::time::sleep(BLOCKED_PATIENCE).await;
+            tokio::time::sleep(BLOCKED_MAX_WAIT).await;
         });
         restore();
         std::process::exit(BLOCKED_STATUS);
@@ -152,7 +152,7 @@ fn has_terminal() -> bool {
 }
 
 /// The time for a command to end by itself after a signal.
-const BLOCKED_PATIENCE: Duration = Duration::from_secs(1);
+const BLOCKED_MAX_WAIT: Duration = Duration::from_secs(1);
 /// The exit status of a command ended by a signal, as shells report it for SIGINT.
 const BLOCKED_STATUS: i32 = 130;
 

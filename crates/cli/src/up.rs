@@ -131,7 +131,7 @@ impl UpArgs {
         let hint = self.mesh.data.hint();
         let control_ended = mesh.control_ended();
         let served = async {
-            mesh.wait_until_up(SUMMARY_PATIENCE).await;
+            mesh.wait_until_up(SUMMARY_MAX_WAIT).await;
             mesh.introduce(&hint).await;
             loop {
                 mesh.tend(hangups.reload()).await;
@@ -160,7 +160,7 @@ impl UpArgs {
 }
 
 /// The longest wait for all processes before the summary is printed.
-const SUMMARY_PATIENCE: Duration = Duration::from_secs(10);
+const SUMMARY_MAX_WAIT: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:

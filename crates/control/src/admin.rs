@@ -95,9 +95,9 @@ pub async fn follow<E: From<io::Error>>(
         let status = response.status();
         let mut body = response.into_body();
         if !status.is_success() {
-            let told = Limited::new(body, LINE_BYTES_MAX).collect().await;
-            let told = told.map_err(io::Error::other)?.to_bytes();
-            return Ok(Err((status.as_u16(), String::from_utf8_lossy(&told).into_owned())));
+            let sent = Limited::new(body, LINE_BYTES_MAX).collect().await;
+            let sent = sent.map_err(io::Error::other)?.to_bytes();
+            return Ok(Err((status.as_u16(), String::from_utf8_lossy(&sent).into_owned())));
         }
         let mut waiting = Vec::new();
         while let Some(frame) = body.frame().await {
@@ -334,9 +334,9 @@ pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Resp
 }
 
 /// Sets the line of each warning to that of its field instead of its document.
-fn with_field_lines(mut remarks: Value) -> Value {
+fn with_field_lines(mut diagnostics: Value) -> Value {
     let mut lines = FieldLines::default();
-    let warnings = remarks.get_mut("warnings").and_then(Value::as_array_mut);
+    let warnings = diagnostics.get_mut("warnings").and_then(Value::as_array_mut);
     for warning in warnings.into_iter().flatten() {
         let text = |name: &str| warning.get(name).and_then(Value::as_str);
         let document = warning.get("line").and_then(Value::as_u64);
@@ -350,7 +350,7 @@ fn with_field_lines(mut remarks: Value) -> Value {
             fields.insert("line".to_owned(), json!(line));
         }
     }
-    remarks
+    diagnostics
 }
 
 /// Returns the mesh owner's response, or `None` if the owner is shutting down.
@@ -478,14 +478,14 @@ mod tests {
         let warning = |line: u32, field: &str| json!({"file": file, "line": line, "field": field});
         let mut of_reading = warning(3, "spec.rules");
         of_reading["column"] = json!(7);
-        let remarks = json!({"warnings": [
+        let diagnostics = json!({"warnings": [
             warning(3, "spec.rules[0].name"),
             warning(3, "spec.absent"),
             warning(99, "spec.rules"),
             of_reading,
             {"problem": "of an object without a file"},
         ]});
-        let found = with_field_lines(remarks);
+        let found = with_field_lines(diagnostics);
         let lines: Vec<Option<u64>> =
             found["warnings"].as_array().unwrap().iter().map(|it| it["line"].as_u64()).collect();
         assert_eq!(lines, [Some(6), Some(4), Some(99), Some(3), None]);

@@ -52,7 +52,7 @@ mod tests {
         };
         let here = ends("127.0.0.1", "127.0.0.1");
         let same_machine = ends("192.0.2.1", "192.0.2.1");
-        let elsewhere = ends("192.0.2.7", "192.0.2.1");
+        let other_replicas = ends("192.0.2.7", "192.0.2.1");
         for (ends, page, expected) in [
             (here, "127.0.0.1:9", true),
             (here, "[::1]:9", true),
@@ -61,12 +61,12 @@ mod tests {
             (here, "[::ffff:169.254.169.254]:80", false),
             (here, "0.0.0.0:80", false),
             (same_machine, "127.0.0.1:9", true),
-            (elsewhere, "127.0.0.1:9", false),
-            (elsewhere, "[::ffff:127.0.0.1]:9", false),
-            (elsewhere, "192.0.2.7:9", true),
-            (elsewhere, "[::ffff:192.0.2.7]:9", true),
-            (elsewhere, "192.0.2.1:9", false),
-            (elsewhere, "192.0.2.8:9", false),
+            (other_replicas, "127.0.0.1:9", false),
+            (other_replicas, "[::ffff:127.0.0.1]:9", false),
+            (other_replicas, "192.0.2.7:9", true),
+            (other_replicas, "[::ffff:192.0.2.7]:9", true),
+            (other_replicas, "192.0.2.1:9", false),
+            (other_replicas, "192.0.2.8:9", false),
         ] {
             assert_eq!(ends.own(page.parse().unwrap(), None), expected, "{ends:?} {page}");
         }

@@ -140,7 +140,7 @@ async fn serve_one<A: Answering>(
         served = serving => served.unwrap_or(Ok(())),
         () = old_age => {
             connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(FAREWELL_MAX, connection).await.unwrap_or(Ok(()))
+            tokio::time::timeout(SHUTDOWN_MAX, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = served {
@@ -252,7 +252,7 @@ pub(crate) fn decoded(text: &str) -> Option<String> {
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The timeout for the last response of a connection at the end of its lifetime.
-const FAREWELL_MAX: Duration = Duration::from_secs(10);
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
 /// The timeout for responses in progress at shutdown.
 const LAST_MAX: Duration = Duration::from_secs(5);

@@ -53,7 +53,7 @@ pub(crate) struct Proofs {
 /// Signs certificates on threads of its own: tokens are files, and signatures take CPU time.
 #[derive(Debug)]
 pub(crate) struct Certifier {
-    desk: Arc<Desk>,
+    signer: Arc<Signer>,
     jobs: JoinSet<Outcome>,
     /// Joins in progress with tokens of this mesh, and those in the queue.
     joins: JoinSet<Outcome>,
@@ -77,7 +77,7 @@ pub(crate) struct Signed {
     pub(crate) issued: SystemTime,
     pub(crate) not_after: SystemTime,
     /// The generation of the authority that signed it.
-    pub(crate) edition: u64,
+    pub(crate) ca_generation: u64,
 }
 
 /// The reason for a signature.
@@ -126,7 +126,7 @@ enum Outcome {
 }
 
 #[derive(Debug)]
-struct Desk {
+struct Signer {
     authority: Current,
     proofs: Arc<Proofs>,
     lifetime: Duration,
@@ -135,7 +135,7 @@ struct Desk {
 impl Certifier {
     pub(crate) fn new(authority: Current, proofs: Arc<Proofs>, lifetime: Duration) -> Self {
         Self {
-            desk: Arc::new(Desk { authority, proofs, lifetime }),
+            signer: Arc::new(Signer { authority, proofs, lifetime }),
             jobs: JoinSet::new(),
             joins: JoinSet::new(),
             waiting: FairQueue::new(),
@@ -156,7 +156,7 @@ impl Certifier {
 
     /// Returns the lifetime of certificates that are signed now.
     pub(crate) fn lifetime(&self) -> Duration {
-        self.desk.lifetime
+        self.signer.lifetime
     }
 
     /// Returns the reviewer of this token; `None` if the token was made here or no reviewer is configured.
@@ -179,10 +179,10 @@ impl Certifier {
     /// Signs the first certificate of a workload after the review of its token.
     pub(crate) fn admit(&mut self, joining: Joining, target: Target, now: SystemTime) {
         let Joining { csr, answer, .. } = joining;
-        self.spawn(answer, Occasion::Join, move |desk| {
+        self.spawn(answer, Occasion::Join, move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
-            let instance = desk.instance(&target)?;
-            desk.sign(&request, (&target, instance), now)
+            let instance = signer.instance(&target)?;
+            signer.sign(&request, (&target, instance), now)
         });
     }
 
@@ -204,9 +204,9 @@ impl Certifier {
                 continue;
             }
             let rejected = Arc::clone(&self.rejected_joins);
-            let sign = move |desk: &Desk| {
+            let sign = move |signer: &Signer| {
                 let exists = target.is_some();
-                let joined = desk.join(&token, &csr, (workload.clone(), target), now);
+                let joined = signer.join(&token, &csr, (workload.clone(), target), now);
                 match &joined {
                     Ok(_) => rejected.joined(&workload),
                     Err(error) => {
@@ -215,7 +215,7 @@ impl Certifier {
                 }
                 joined
             };
-            let work = answered(Arc::clone(&self.desk), (answer, Occasion::Join), sign);
+            let work = answered(Arc::clone(&self.signer), (answer, Occasion::Join), sign);
             self.joins.spawn_blocking(work);
         }
     }
@@ -229,10 +229,10 @@ impl Certifier {
         now: SystemTime,
     ) {
         let target = Target::of(workload);
-        self.spawn(answer, Occasion::Renewal(connection), move |desk| {
+        self.spawn(answer, Occasion::Renewal(connection), move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
-            let instance = renewed(&target.name, &held, &desk.instance(&target)?)?;
-            desk.sign(&request, (&target, instance), now)
+            let instance = renewed(&target.name, &held, &signer.instance(&target)?)?;
+            signer.sign(&request, (&target, instance), now)
         });
     }
 
@@ -314,7 +314,7 @@ impl Certifier {
         if found.uid.is_some() {
             return;
         }
-        match self.desk.proofs.registrations.newest(workload) {
+        match self.signer.proofs.registrations.newest(workload) {
             Ok(0) => {}
             Ok(newest) => drop(self.registrations.insert(workload.clone(), newest)),
             Err(error) => {
@@ -347,27 +347,27 @@ impl Certifier {
         &mut self,
         answer: CertificateAnswer,
         occasion: Occasion,
-        sign: impl FnOnce(&Desk) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
+        sign: impl FnOnce(&Signer) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
     ) {
         if self.jobs.len() >= JOBS_MAX {
             self.refuse(answer, CertifyError::Busy);
             return;
         }
-        let work = answered(Arc::clone(&self.desk), (answer, occasion), sign);
+        let work = answered(Arc::clone(&self.signer), (answer, occasion), sign);
         self.jobs.spawn_blocking(work);
     }
 }
 
 /// Performs a signature and sends the response.
 fn answered(
-    desk: Arc<Desk>,
+    signer: Arc<Signer>,
     (answer, occasion): (CertificateAnswer, Occasion),
-    sign: impl FnOnce(&Desk) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
+    sign: impl FnOnce(&Signer) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
 ) -> impl FnOnce() -> Outcome + Send + 'static {
-    move || match sign(&desk) {
+    move || match sign(&signer) {
         Ok((issued, signed)) => {
-            let told = answer.send(Ok(bytes(&issued)));
-            told.map_or(Outcome::Unheard, |()| Outcome::Signed(signed, occasion))
+            let sent = answer.send(Ok(bytes(&issued)));
+            sent.map_or(Outcome::Unheard, |()| Outcome::Signed(signed, occasion))
         }
         Err(error) => {
             decline(answer, &error);
@@ -376,7 +376,7 @@ fn answered(
     }
 }
 
-impl Desk {
+impl Signer {
     fn join(
         &self,
         token: &str,
@@ -387,7 +387,7 @@ impl Desk {
         // The request is parsed first: a token redeemed for an invalid request would be lost.
         let request = CertificateRequest::from_der(csr)?;
         // The token stays valid until the workload exists.
-        let target = target.ok_or_else(|| CertifyError::Stranger(workload.clone()))?;
+        let target = target.ok_or_else(|| CertifyError::NotAWorkload(workload.clone()))?;
         self.proofs.tokens.redeem(token, &workload, now)?;
         let instance = match &target.uid {
             Some(uid) => Instance::Pod(uid.clone()),
@@ -425,7 +425,7 @@ impl Desk {
             instance: Some(instance),
             issued: now,
             not_after: issued.not_after,
-            edition: authority.edition(),
+            ca_generation: authority.ca_generation(),
         };
         Ok((issued, signed))
     }
@@ -438,7 +438,7 @@ pub(crate) enum CertifyError {
     UnknownWorkload(WorkloadName),
     /// As `UnknownWorkload`, for a client without a certificate.
     #[error("there is no Workload {0}: create it first")]
-    Stranger(WorkloadName),
+    NotAWorkload(WorkloadName),
     #[error("{0} is revoked by the MeshConfig")]
     Revoked(ServiceAccount),
     #[error(
@@ -493,7 +493,7 @@ impl CertifyError {
             Self::Authority(_) => {
                 "the control plane cannot sign certificates at the moment".to_owned()
             }
-            Self::Token(_) | Self::Stranger(_) => {
+            Self::Token(_) | Self::NotAWorkload(_) => {
                 return NotIssued { reason: NOT_WELCOME.to_owned(), is_final: true };
             }
             other => other.to_string(),
@@ -508,7 +508,10 @@ static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 /// Rejects a request and logs the full reason.
 fn decline(answer: CertificateAnswer, error: &CertifyError) {
     // Any source could fill the log with these.
-    if matches!(error, CertifyError::NoReview(_) | CertifyError::Busy | CertifyError::Stranger(_)) {
+    if matches!(
+        error,
+        CertifyError::NoReview(_) | CertifyError::Busy | CertifyError::NotAWorkload(_)
+    ) {
         tracing::debug!(%error, "certificate request rejected");
         answer.send(Err(error.explained())).ok();
         return;

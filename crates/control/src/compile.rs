@@ -2,19 +2,19 @@
 
 mod access;
 mod address;
-mod border;
+mod boundary;
+mod dns_record;
 mod enforcement;
 mod plan;
 mod service;
 mod split;
-mod whereabouts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_discovery::Doubt;
-use leno_model::{Occupant, ServiceName, Snapshot, Whereabouts, Workload};
+use leno_model::{AddressEntry, DnsRecord, ServiceName, Snapshot, Workload};
 
 use self::enforcement::is_balanced;
 use self::plan::plan;
@@ -22,12 +22,12 @@ use self::service::{backends, unheard};
 use crate::mesh::Mesh;
 
 pub(crate) use self::access::missing;
-pub(crate) use self::address::occupants;
-pub(crate) use self::border::{closed, missing_groups};
+pub(crate) use self::address::address_entries;
+pub(crate) use self::boundary::{closed, missing_groups};
+pub(crate) use self::dns_record::dns_record;
 pub(crate) use self::enforcement::{Barrier, barred, left_out};
 pub(crate) use self::service::{Viewer, Views, is_opaque, target_port, view};
-pub(crate) use self::split::{rivals, tcp_rival};
-pub(crate) use self::whereabouts::whereabouts;
+pub(crate) use self::split::{conflicts, tcp_conflict};
 
 /// The configuration of one workload's sidecar, before it is numbered and sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,8 +42,8 @@ pub(crate) fn wanted(
     workload: &Workload,
     subscriptions: &BTreeSet<ServiceName>,
 ) -> BTreeSet<ServiceName> {
-    let doors = workload.doors.iter().map(|door| &door.service);
-    doors.chain(subscriptions).cloned().collect()
+    let outbound_listeners = workload.outbound_listeners.iter().map(|listener| &listener.service);
+    outbound_listeners.chain(subscriptions).cloned().collect()
 }
 
 /// Compiles a workload's configuration: its plan, the services it uses, those that its gateway routes to, and
@@ -122,13 +122,13 @@ pub(crate) fn prepare(
 
 impl World {
     /// Sets the entries of the queried addresses.
-    pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<Occupant>>) -> Self {
+    pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<AddressEntry>>) -> Self {
         Arc::make_mut(&mut self.snapshot).addresses = at;
         self
     }
 
     /// Sets the DNS records of the queried names.
-    pub(crate) fn with_names(mut self, names: BTreeMap<ServiceName, Arc<Whereabouts>>) -> Self {
+    pub(crate) fn with_names(mut self, names: BTreeMap<ServiceName, Arc<DnsRecord>>) -> Self {
         Arc::make_mut(&mut self.snapshot).names = names;
         self
     }

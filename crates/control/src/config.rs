@@ -77,7 +77,7 @@ pub struct Times {
     /// endpoints of those that have not reported yet.
     pub settle: Duration,
     /// The time that an authenticated proxy waits for the sources to report its workload.
-    pub newcomer: Duration,
+    pub joining: Duration,
     /// The drain timeout of connections at shutdown.
     pub drain: Duration,
 }
@@ -89,9 +89,9 @@ pub struct Limits {
     pub connections: usize,
     /// Maximum concurrent connections without an authenticated peer: those waiting for a part of the handshake,
     /// for `Hello` or for a join. Beyond it, the oldest is closed.
-    pub strangers: usize,
+    pub external_clients: usize,
     /// Of these, the maximum per IPv4 address or IPv6 /64.
-    pub strangers_per_source: usize,
+    pub external_clients_per_source: usize,
     /// The timeout for the first byte of a TLS handshake.
     pub first_byte: Duration,
     /// The timeout for a whole TLS handshake.
@@ -163,7 +163,7 @@ impl Default for Times {
             // A sidecar waits up to 5 s between two attempts, and each connection may take 3 s.
             settle: Duration::from_secs(10),
             // Together with the maximum duration of a token review, less than the client's timeout.
-            newcomer: Duration::from_secs(4),
+            joining: Duration::from_secs(4),
             drain: Duration::from_secs(3),
         }
     }
@@ -173,8 +173,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 16_384,
-            strangers: 1024,
-            strangers_per_source: 512,
+            external_clients: 1024,
+            external_clients_per_source: 512,
             first_byte: Duration::from_secs(2),
             handshake: Duration::from_secs(10),
             subscriptions: SUBSCRIPTIONS_MAX,

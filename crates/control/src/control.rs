@@ -27,22 +27,22 @@ use crate::config::Config;
 use crate::dial::Plainly;
 use crate::history::History;
 use crate::invite::{Invitations, InviteError};
-use crate::keys::{Keeper, KeyNews, KeyReadings, wanted_by};
+use crate::keys::{Keeper, KeyReadings, KeyUpdate, wanted_by};
 use crate::mesh::Mesh;
-use crate::owner::{Answer, Inbox, Owner, Question, Queues, Told, own};
+use crate::owner::{Answer, Inbox, Owner, Question, Queues, Sent, own};
 use crate::page::{Lent, Page};
 use crate::part::{EndedUnexpectedly, Part, Parts};
 use crate::peers::{Follower, PeerAddresses, Peers, follow_all};
 use crate::playground::Explaining;
 use crate::presence::{Presence, Start};
-use crate::publish::Audience;
+use crate::publish::ConnectedProxies;
 use crate::push::Push;
 use crate::replaced::{Replaced, ReplacedSidecars};
-use crate::server::{Gauges, Server, Visitors, accept};
+use crate::server::{Gauges, PendingConnections, Server, accept};
 use crate::serving::{Serving, ServingError};
 use crate::share::Share;
 use crate::status::Status;
-use crate::watch::{Remarks, UPDATES_MAX, follow, trust_domain_of};
+use crate::watch::{Diagnostics, UPDATES_MAX, follow, trust_domain_of};
 use crate::writable::DataDirectory;
 
 /// A running control plane. Dropping it ends it at once; [`Control::shutdown`] notifies proxies.
@@ -348,26 +348,26 @@ impl Ground {
         mut self,
         mut tasks: JoinSet<()>,
         updates: mpsc::Receiver<Update>,
-        first: (Update, Vec<KeyNews>),
+        first: (Update, Vec<KeyUpdate>),
     ) -> Control {
         let (events, from_proxies) = event_queue(self.config.limits.connections + OTHERS_MAX);
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
-        let (key_news, keys) = mpsc::channel(KEY_NEWS_MAX);
+        let (key_update, keys) = mpsc::channel(KEY_UPDATE_MAX);
         let (last, asked_last) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
         let owner = self.owner(first);
         let (applications, replaced) = (owner.applications.clone(), owner.replaced.subscribe());
         let (workloads, registered) =
-            (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
+            (owner.sent.workloads.subscribe(), owner.sent.registered.subscribe());
         let (status, sidecar_facts) =
-            (owner.told.status.subscribe(), owner.told.sidecar_facts.clone());
+            (owner.sent.status.subscribe(), owner.sent.sidecar_facts.clone());
         let push = self.push(&owner, questions.clone(), last);
         let invitations = Arc::new(self.invitations(workloads.clone()));
         let server = Arc::new(self.server(&owner, events));
         let following = self.following(server.events.clone(), owner.peers.addresses());
         let lent = (Explaining::with(self.config.playground.clone()), server.operators.clone());
         self.show(&mut tasks, &questions, lent.clone());
-        let admin = self.desk(&questions, &invitations, lent);
+        let admin = self.admin_server(&questions, &invitations, lent);
         let inbox = Inbox {
             updates,
             events: from_proxies,
@@ -378,21 +378,22 @@ impl Ground {
             last: asked_last,
             stop: self.stop.subscribe(),
         };
-        let (wanted_keys, socket) = (owner.told.keys.subscribe(), self.config.socket());
-        let (told, parts) = (|| self.stop.subscribe(), || self.parts.clone());
+        let (wanted_keys, socket) = (owner.sent.keys.subscribe(), self.config.socket());
+        let (sent, parts) = (|| self.stop.subscribe(), || self.parts.clone());
         tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
-        tasks.spawn(parts().run(Part::Push, push.run(told())));
+        tasks.spawn(parts().run(Part::Push, push.run(sent())));
         let (others, found) = (self.others(), self.config.found_peers.clone());
         tasks.spawn(parts().run(Part::Peers, follow_all(others, found, following)));
-        let accepting = accept(self.listener, server, told(), self.config.times.drain);
+        let accepting = accept(self.listener, server, sent(), self.config.times.drain);
         tasks.spawn(parts().run(Part::Listener, accepting));
-        let answering = admin::serve(self.admin, socket.clone(), admin, told());
+        let answering = admin::serve(self.admin, socket.clone(), admin, sent());
         tasks.spawn(parts().run(Part::Admin, answering));
         tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
-        tasks.spawn(parts().run(Part::Keys, until(self.keys.keep(wanted_keys, key_news), told())));
+        tasks
+            .spawn(parts().run(Part::Keys, until(self.keys.keep(wanted_keys, key_update), sent())));
         let trust_domain = self.authority.borrow().trust_domain().clone();
         let looking = follow_files(&self.config, self.authority, self.revoked, self.directory);
-        tasks.spawn(parts().run(Part::Authority, until(looking, told())));
+        tasks.spawn(parts().run(Part::Authority, until(looking, sent())));
         Control {
             address: self.address,
             page,
@@ -420,9 +421,9 @@ impl Ground {
             configs: self.serving.configs(),
             events,
             budgets: Budgets::default(),
-            visitors: Arc::clone(&owner.visitors),
+            pending_connections: Arc::clone(&owner.pending_connections),
             gauges: Arc::clone(&owner.gauges),
-            registered: owner.told.here.clone(),
+            registered: owner.sent.here.clone(),
             trust_domain: self.trust_domain(),
             report_every: self.config.report_every,
             operators: Operators::new(drawn()),
@@ -442,7 +443,7 @@ impl Ground {
             gauges: Arc::clone(&owner.gauges),
             questions,
             last,
-            wanted: owner.told.metrics.subscribe(),
+            wanted: owner.sent.metrics.subscribe(),
             seed: drawn(),
         }
     }
@@ -458,7 +459,7 @@ impl Ground {
     }
 
     /// Returns the state of the admin socket.
-    fn desk(
+    fn admin_server(
         &self,
         questions: &Questions,
         invitations: &Arc<Invitations>,
@@ -489,7 +490,7 @@ impl Ground {
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }
 
-    fn owner(&self, first: (Update, Vec<KeyNews>)) -> Owner {
+    fn owner(&self, first: (Update, Vec<KeyUpdate>)) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies store the number of their last change on disk: our numbers continue after those of the
@@ -498,22 +499,22 @@ impl Ground {
         let times = self.config.times;
         let lifetime = self.config.certificate_lifetime;
         let (authority, proofs) = (self.authority.subscribe(), Arc::clone(&self.proofs));
-        let edition = self.authority.borrow().edition();
+        let ca_generation = self.authority.borrow().ca_generation();
         Owner {
             times,
             limits: self.config.limits,
             mesh: Mesh::default(),
-            audience: Audience::new(times, ChangeId(number)),
+            connected: ConnectedProxies::new(times, ChangeId(number)),
             presence: Presence::default(),
             start: Start::new(now, times.settle),
             certifier: Certifier::new(authority, proofs, lifetime)
                 .asking(self.config.reviewer.clone()),
             applicants: Vec::new(),
-            remarks: Remarks::default(),
+            diagnostics: Diagnostics::default(),
             keys: KeyReadings::new(self.config.key_access.detailed),
-            visitors: Arc::<Visitors>::default(),
+            pending_connections: Arc::<PendingConnections>::default(),
             gauges: Arc::<Gauges>::default(),
-            told: Told::default(),
+            sent: Sent::default(),
             peers: Peers::default(),
             swept: now,
             queues: Queues::default(),
@@ -529,7 +530,7 @@ impl Ground {
             supervised: self.config.supervised,
             kubernetes: self.config.kubernetes,
         }
-        .with(first, &self.trust_domain(), edition, self.revoked.borrow().clone())
+        .with(first, &self.trust_domain(), ca_generation, self.revoked.borrow().clone())
     }
 
     fn trust_domain(&self) -> TrustDomain {
@@ -583,4 +584,4 @@ const OTHERS_MAX: usize = 1024;
 const QUESTIONS_MAX: usize = 16;
 
 /// Maximum queued JWKS updates to the mesh owner; fetches wait for a slot.
-const KEY_NEWS_MAX: usize = 16;
+const KEY_UPDATE_MAX: usize = 16;

@@ -53,9 +53,9 @@ impl Health {
         let stop = watch::Sender::new(false);
         let share = Share::new(METRICS_PAUSE);
         let scrapes = ConcurrencyLimit::new(SCRAPES_MAX, SCRAPES_OF_SOURCE_MAX);
-        let desk = Arc::new(Desk { standing: standing.subscribe(), share, scrapes });
+        let server = Arc::new(HealthServer { standing: standing.subscribe(), share, scrapes });
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve_all(listener, CONNECTIONS_MAX, desk, stop.subscribe()));
+        tasks.spawn(serve_all(listener, CONNECTIONS_MAX, server, stop.subscribe()));
         Ok(Self { address, standing, stop, tasks })
     }
 
@@ -89,7 +89,7 @@ impl Health {
 
 /// The request handler.
 #[derive(Debug)]
-struct Desk {
+struct HealthServer {
     standing: watch::Receiver<Standing>,
     /// Any client with network access may scrape.
     share: Share,
@@ -97,7 +97,7 @@ struct Desk {
     scrapes: ConcurrencyLimit,
 }
 
-impl Answering for Desk {
+impl Answering for HealthServer {
     type Body = Full<Bytes>;
 
     const SERVER: &'static str = "health";
@@ -141,7 +141,7 @@ impl Answering for Desk {
     }
 }
 
-impl Desk {
+impl HealthServer {
     /// Returns the metrics; 503 while too many scrapes wait.
     async fn scrape(
         &self,

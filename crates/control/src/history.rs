@@ -28,7 +28,7 @@ pub(crate) struct History {
     services: RecentTable<ServiceName, Track, SERVICES_MAX>,
     routes: RecentTable<RouteName, Track, ROUTES_MAX>,
     edges: RecentTable<(Caller, ServiceName), Track, EDGES_MAX>,
-    sidecars: BTreeMap<WorkloadName, Told>,
+    sidecars: BTreeMap<WorkloadName, Sent>,
     /// The time of the last request of an account at a workload with a verified certificate.
     verified: BTreeMap<WorkloadName, Clients>,
     hits: Hits,
@@ -69,7 +69,7 @@ pub(crate) enum Caller {
 
 /// The last report of one sidecar.
 #[derive(Debug)]
-struct Told {
+struct Sent {
     at: Duration,
     span: Duration,
     cpu: Duration,
@@ -80,16 +80,16 @@ struct Told {
 
 impl History {
     /// Processes a report of a workload's sidecar.
-    pub(crate) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, told: &Traffic, at: Duration) {
+    pub(crate) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, sent: &Traffic, at: Duration) {
         if mesh.workload(name).is_none() {
             return;
         }
         self.tally.reports += 1;
-        self.tally.folded = self.tally.folded.saturating_add(told.folded.into());
-        let since = at.saturating_sub(told.span);
+        self.tally.folded = self.tally.folded.saturating_add(sent.folded.into());
+        let since = at.saturating_sub(sent.span);
         let caller = caller(mesh, name);
         let (mut inbound, mut outbound) = (0_u64, 0_u64);
-        for series in &told.series {
+        for series in &sent.series {
             let kept = match series.direction {
                 Direction::Inbound => {
                     inbound = inbound.saturating_add(series.requests());
@@ -102,20 +102,20 @@ impl History {
                 }
             };
             // A series without a service is the sidecar's overflow series, which `folded` already counts.
-            let counted = series.service.is_none() && told.folded > 0;
+            let counted = series.service.is_none() && sent.folded > 0;
             self.tally.folded += u64::from(!kept && !counted);
         }
-        self.tally.folded += self.hits.take(mesh, &told.rules, at);
-        self.tally.folded += self.rejections.take(mesh, name, told, at);
-        let told = Told {
+        self.tally.folded += self.hits.take(mesh, &sent.rules, at);
+        self.tally.folded += self.rejections.take(mesh, name, sent, at);
+        let sent = Sent {
             at,
-            span: told.span,
-            cpu: told.cpu,
-            memory_kib: told.memory_kib,
+            span: sent.span,
+            cpu: sent.cpu,
+            memory_kib: sent.memory_kib,
             inbound,
             outbound,
         };
-        self.sidecars.insert(name.clone(), told);
+        self.sidecars.insert(name.clone(), sent);
     }
 
     /// Received requests prove that both ends verified each other.
@@ -212,7 +212,7 @@ impl History {
         let mut edge = |(from, to), track: &Track| {
             let clients = behind.caller(from);
             let mtls = !clients.is_disjoint(behind.arrived(to));
-            let (kind, from) = from.told();
+            let (kind, from) = from.sent();
             let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
             EdgeStatus { kind, from, to, mtls, rates: track.rates(at) }
         };
@@ -228,7 +228,7 @@ impl History {
             edges: self.edges.iter().map(|((from, to), track)| edge((from, to), track)).collect(),
             rules: self.hits.status(at),
             rejections: self.rejections.status(&self.services, at),
-            sidecars: sidecars.map(|(name, told)| told.status(name, at, fresh)).collect(),
+            sidecars: sidecars.map(|(name, sent)| sent.status(name, at, fresh)).collect(),
         }
     }
 
@@ -292,7 +292,7 @@ impl<'a> Behind<'a> {
 }
 
 impl Caller {
-    fn told(&self) -> (&'static str, String) {
+    fn sent(&self) -> (&'static str, String) {
         match self {
             Self::Service(name) => ("service", name.to_string()),
             Self::Workload(name) => ("workload", name.to_string()),
@@ -301,7 +301,7 @@ impl Caller {
     }
 }
 
-impl Told {
+impl Sent {
     /// Sidecars do not report while they are idle: an old report means an idle sidecar.
     fn status(&self, workload: &WorkloadName, at: Duration, fresh: Duration) -> SidecarTraffic {
         let seconds = self.span.as_secs_f64().max(1.0);

@@ -29,7 +29,7 @@ pub(crate) type Wanted = Arc<BTreeSet<KeySource>>;
 
 /// The result of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct KeyNews {
+pub(crate) struct KeyUpdate {
     pub(crate) source: KeySource,
     pub(crate) reading: Reading,
 }
@@ -120,18 +120,18 @@ impl Keeper {
 
     /// Fetches each of these endpoints once, for a bounded time, so that sidecars mostly receive a rule
     /// together with its keys at the start.
-    pub(crate) async fn read_first(&mut self, wanted: &BTreeSet<KeySource>) -> Vec<KeyNews> {
+    pub(crate) async fn read_first(&mut self, wanted: &BTreeSet<KeySource>) -> Vec<KeyUpdate> {
         let until = Instant::now() + FIRST_WAIT;
-        let mut news = Vec::new();
+        let mut update = Vec::new();
         self.want(wanted, Instant::now());
         loop {
             let now = Instant::now();
             self.begin_due(now, |known| known.failures == 0 && known.set.is_none());
             match timeout_at(until, self.under_way.join_next()).await {
-                Ok(Some(Ok(read))) => news.extend(self.take(read, Instant::now())),
+                Ok(Some(Ok(read))) => update.extend(self.take(read, Instant::now())),
                 // A panicked fetch has no result.
                 Ok(Some(Err(_))) => {}
-                Ok(None) | Err(_) => return news,
+                Ok(None) | Err(_) => return update,
             }
         }
     }
@@ -140,13 +140,13 @@ impl Keeper {
     pub(crate) async fn keep(
         mut self,
         mut wanted: watch::Receiver<Wanted>,
-        news: mpsc::Sender<KeyNews>,
+        update: mpsc::Sender<KeyUpdate>,
     ) {
         loop {
             let now = Instant::now();
             let current = Arc::clone(&wanted.borrow_and_update());
             for dropped in self.want(&current, now) {
-                if news.send(dropped).await.is_err() {
+                if update.send(dropped).await.is_err() {
                     return;
                 }
             }
@@ -161,7 +161,7 @@ impl Keeper {
                 () = sleep_until(next) => None,
             };
             if let Some(read) = read
-                && news.send(read).await.is_err()
+                && update.send(read).await.is_err()
             {
                 return;
             }
@@ -169,7 +169,7 @@ impl Keeper {
     }
 
     /// Replaces the set of endpoints in use, and returns those that are no longer in use.
-    fn want(&mut self, wanted: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyNews> {
+    fn want(&mut self, wanted: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyUpdate> {
         let gone = self.known.keys().filter(|source| !wanted.contains(*source));
         let gone: Vec<KeySource> = gone.cloned().collect();
         for source in &gone {
@@ -183,7 +183,7 @@ impl Keeper {
             let new = || Known { due: Some(now), ..Known::default() };
             self.known.entry(source.clone()).or_insert_with(new);
         }
-        gone.into_iter().map(|source| KeyNews { source, reading: Reading::Dropped }).collect()
+        gone.into_iter().map(|source| KeyUpdate { source, reading: Reading::Dropped }).collect()
     }
 
     /// Starts pending fetches, within the concurrency limit: the longest overdue first, so that unresponsive
@@ -226,7 +226,7 @@ impl Keeper {
         &mut self,
         (source, read): (KeySource, Result<Answer, String>),
         now: Instant,
-    ) -> Option<KeyNews> {
+    ) -> Option<KeyUpdate> {
         let known = self.known.get_mut(&source)?;
         let read = read.and_then(|answer| known.take(answer).map_err(|error| error.to_string()));
         let (reading, max_age) = match read {
@@ -245,7 +245,7 @@ impl Keeper {
             KeySource::Server(_) => pace::after_failure(known.failures, &mut self.draw),
         };
         known.due = Some(now + wait);
-        Some(KeyNews { source, reading })
+        Some(KeyUpdate { source, reading })
     }
 }
 

@@ -3,7 +3,7 @@
 mod access;
 mod addresses;
 mod attached;
-mod border;
+mod boundary;
 mod enforcement;
 mod gateways;
 mod index;
@@ -46,7 +46,7 @@ pub(crate) struct Mesh {
     /// The revocations of `leno revoke`.
     recorded: BTreeSet<RevokedWorkload>,
     /// The generation of the authority.
-    edition: u64,
+    ca_generation: u64,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
     routes: Attached<(RouteKind, RouteName), HttpRoute>,
@@ -59,7 +59,7 @@ pub(crate) struct Mesh {
     policies: policies::Policies,
     grants: BTreeMap<GrantName, ReferenceGrant>,
     gateways: BTreeMap<GatewayName, Arc<Gateway>>,
-    bystanders: gateways::Bystanders,
+    unmeshed_workloads: gateways::UnmeshedWorkloads,
     /// Connected sidecars, only of existing workloads.
     listening: BTreeMap<WorkloadName, Listeners>,
     /// Workloads with a sidecar and a recently changed port or account.
@@ -75,7 +75,7 @@ pub(crate) struct Mesh {
     tags: Tags,
     access_policies: access::AccessPolicies,
     addresses: addresses::Addresses,
-    border: border::Border,
+    boundary: boundary::IngressAndEgress,
     retries: retries::Retries,
 }
 
@@ -85,8 +85,8 @@ impl Mesh {
         &self.config
     }
 
-    pub(crate) fn edition(&self) -> u64 {
-        self.edition
+    pub(crate) fn ca_generation(&self) -> u64 {
+        self.ca_generation
     }
 
     /// True if a policy can keep a client from a service that it would see otherwise.
@@ -231,9 +231,9 @@ impl Mesh {
     }
 
     /// Sets the generation in which certificates are issued from now on.
-    pub(crate) fn issue_in(&mut self, edition: u64) -> Touched {
-        let everybody = self.edition != edition;
-        self.edition = edition;
+    pub(crate) fn issue_in(&mut self, ca_generation: u64) -> Touched {
+        let everybody = self.ca_generation != ca_generation;
+        self.ca_generation = ca_generation;
         Touched { everybody, ..Touched::default() }
     }
 
@@ -307,19 +307,19 @@ impl Mesh {
     /// A workload without a sidecar is unmeshed.
     fn set_instance(&mut self, workload: Workload, touched: &mut Touched) {
         let name = workload.name.clone();
-        let (member, bystander) = match workload.sidecar {
+        let (member, unmeshed_workload) = match workload.sidecar {
             true => (Some(workload), None),
             false => (None, Some(workload)),
         };
         self.set_workload(&name, member, touched);
-        self.set_bystander(&name, bystander, touched);
+        self.set_unmeshed_workload(&name, unmeshed_workload, touched);
     }
 
     fn remove(&mut self, key: &ObjectKey, touched: &mut Touched) {
         match key {
             ObjectKey::Workload(name) => {
                 self.set_workload(name, None, touched);
-                self.set_bystander(name, None, touched);
+                self.set_unmeshed_workload(name, None, touched);
             }
             ObjectKey::Service(name) => self.set_service(name, None, touched),
             ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), touched),
@@ -419,7 +419,7 @@ impl Mesh {
     fn set_service(&mut self, name: &ServiceName, new: Option<Service>, touched: &mut Touched) {
         let old = self.services.remove(name);
         let differs = old != new;
-        self.select_bystanders(name, new.as_ref());
+        self.select_unmeshed_workloads(name, new.as_ref());
         let mut workloads = self.selected.take(name);
         for workload in &workloads {
             self.selecting.remove(workload, name);
@@ -512,7 +512,7 @@ impl Mesh {
                 Scope::Mesh => touched.services.extend(self.services.keys().cloned()),
             }
         }
-        for service in &affected.entrances {
+        for service in &affected.entry_services {
             touched.workloads.extend(self.selected.of(service).cloned());
         }
     }
@@ -525,7 +525,7 @@ impl Mesh {
         let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
         let splits = self.splits.all().filter(uses);
         touched.services.extend(splits.map(|split| split.root.service.clone()));
-        self.touch_border_users(name, touched);
+        self.touch_boundary_users(name, touched);
         self.touch_users(touched, |rule| match rule {
             TargetRule::Http { group, .. } => group == name,
             TargetRule::Tcp { .. } => false,

@@ -33,7 +33,7 @@ pub(crate) fn expose(
 /// Passes all metrics of the control plane to `reader`.
 pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reader) {
     let status = report.status();
-    let tally = report.audience.tally;
+    let tally = report.connected.tally;
     let certifier = report.certifier;
     one(reader, &WORKLOADS, status.workloads as u64);
     one(reader, &SERVICES, status.services as u64);
@@ -84,12 +84,12 @@ fn each(
 }
 
 fn convergence<'a>(report: &Report<'a>) -> Durations<'a> {
-    Durations::new(report.audience.rounds.convergence(), &LIMITS)
+    Durations::new(report.connected.rounds.convergence(), &LIMITS)
 }
 
 /// Writes the metrics with an equivalent in the other product, by its name there.
 fn aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
-    let tally = report.audience.tally;
+    let tally = report.connected.tally;
     for alias in ALIASES {
         page.alias(format!("{}_{}", names.mesh(), alias.name), alias.kind);
         let number = match alias.name {
@@ -140,8 +140,8 @@ fn queues(reader: &mut impl Reader, report: &Report<'_>) {
         ("events", report.queues.events),
         ("questions", report.queues.questions),
         ("signatures", report.certifier.under_way()),
-        ("due", report.audience.due()),
-        ("rounds", report.audience.rounds.open()),
+        ("due", report.connected.due()),
+        ("rounds", report.connected.rounds.open()),
     ];
     each(reader, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }

@@ -3,11 +3,11 @@
 mod answers;
 mod applicants;
 mod claims;
-mod elsewhere;
 mod keys;
+mod other_replicas;
 mod proxies;
 mod sidecars;
-mod wishes;
+mod subscriptions;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -28,15 +28,15 @@ use crate::authority::{Current, Revoked};
 use crate::certify::{Certifier, Done};
 use crate::config::{Limits, Times};
 use crate::history::History;
-use crate::keys::{KeyNews, KeyReadings, Reading, Wanted};
+use crate::keys::{KeyReadings, KeyUpdate, Reading, Wanted};
 use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
-use crate::publish::{Audience, Cause, Contact, Edit};
+use crate::publish::{Cause, ConnectedProxies, ConnectedProxy, Edit};
 use crate::replaced::Replaced;
-use crate::server::{Gauges, Visitors};
+use crate::server::{Gauges, PendingConnections};
 use crate::status::Status;
-use crate::watch::Remarks;
+use crate::watch::Diagnostics;
 
 pub(crate) use answers::{Answer, Question, SidecarPlace};
 pub(crate) use applicants::Applicant;
@@ -47,17 +47,17 @@ pub(crate) struct Owner {
     pub(crate) times: Times,
     pub(crate) limits: Limits,
     pub(crate) mesh: Mesh,
-    pub(crate) audience: Audience,
+    pub(crate) connected: ConnectedProxies,
     pub(crate) presence: Presence,
     pub(crate) start: Start,
     pub(crate) certifier: Certifier,
     /// Joins that wait for their workload to become known.
     pub(crate) applicants: Vec<Applicant>,
-    pub(crate) remarks: Remarks,
+    pub(crate) diagnostics: Diagnostics,
     pub(crate) keys: KeyReadings,
-    pub(crate) visitors: Arc<Visitors>,
+    pub(crate) pending_connections: Arc<PendingConnections>,
     pub(crate) gauges: Arc<Gauges>,
-    pub(crate) told: Told,
+    pub(crate) sent: Sent,
     pub(crate) peers: Peers,
     pub(crate) swept: Instant,
     pub(crate) queues: Queues,
@@ -100,7 +100,7 @@ pub(crate) struct Inbox {
     pub(crate) questions: mpsc::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) authority: Current,
     pub(crate) revoked: watch::Receiver<Revoked>,
-    pub(crate) keys: mpsc::Receiver<KeyNews>,
+    pub(crate) keys: mpsc::Receiver<KeyUpdate>,
     /// The last query, after shutdown, for the final metrics export.
     pub(crate) last: oneshot::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) stop: watch::Receiver<bool>,
@@ -108,7 +108,7 @@ pub(crate) struct Inbox {
 
 /// Values that other tasks watch.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Sent {
     pub(crate) workloads: watch::Sender<Arc<Vec<Workload>>>,
     pub(crate) registered: watch::Sender<Arc<BTreeSet<WorkloadName>>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
@@ -136,10 +136,10 @@ enum Input {
     Question(Question, oneshot::Sender<Answer>),
     Certifier(Done),
     /// The generation in which certificates are issued from now on.
-    Edition(u64),
+    CaGeneration(u64),
     /// The complete set of workloads revoked by `leno revoke`.
     Revoked(Revoked),
-    Keys(KeyNews),
+    Keys(KeyUpdate),
     Clock,
     Stop,
 }
@@ -188,20 +188,20 @@ impl Owner {
     /// Applies the first facts, before watchers and proxies connect.
     pub(crate) fn with(
         mut self,
-        (first, keys): (Update, Vec<KeyNews>),
+        (first, keys): (Update, Vec<KeyUpdate>),
         trust_domain: &TrustDomain,
-        edition: u64,
+        ca_generation: u64,
         revoked: Revoked,
     ) -> Self {
         let now = Now::read();
-        self.mesh.issue_in(edition);
+        self.mesh.issue_in(ca_generation);
         self.mesh.revoke(revoked);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
             trust_domain: trust_domain.clone(),
             ..MeshConfig::default()
         })));
         self.update(first, now);
-        keys.into_iter().for_each(|news| self.keys_read(news, now));
+        keys.into_iter().for_each(|key_update| self.keys_read(key_update, now));
         self.tell(now);
         self
     }
@@ -219,12 +219,12 @@ impl Owner {
             Some(event) = inbox.events.recv() => Input::Event(event),
             Some((question, answer)) = inbox.questions.recv() => Input::Question(question, answer),
             Ok(()) = inbox.authority.changed() => {
-                Input::Edition(inbox.authority.borrow_and_update().edition())
+                Input::CaGeneration(inbox.authority.borrow_and_update().ca_generation())
             }
             Ok(()) = inbox.revoked.changed() => {
                 Input::Revoked(inbox.revoked.borrow_and_update().clone())
             }
-            Some(news) = inbox.keys.recv() => Input::Keys(news),
+            Some(key_update) = inbox.keys.recv() => Input::Keys(key_update),
             () = std::future::ready(()), if has_slices => Input::Slice,
             done = self.certifier.next() => Input::Certifier(done),
             () = tokio::time::sleep_until(wake) => Input::Clock,
@@ -235,11 +235,11 @@ impl Owner {
     fn wake_at(&self) -> Instant {
         let sweep = self.swept + SWEEP_EVERY;
         let times = [
-            self.audience.due_at(),
+            self.connected.due_at(),
             self.presence.next_loss(),
             self.start.until(),
-            self.told.due,
-            self.patience_ends(),
+            self.sent.due,
+            self.max_wait_ends(),
         ];
         times.into_iter().flatten().fold(sweep, Instant::min)
     }
@@ -251,7 +251,9 @@ impl Owner {
             Input::Event(Queued {
                 event: Event::Traffic { .. } | Event::Reported { .. }, ..
             }) => true,
-            Input::Keys(news) => matches!(news.reading, Reading::Same | Reading::Failed(_)),
+            Input::Keys(key_update) => {
+                matches!(key_update.reading, Reading::Same | Reading::Failed(_))
+            }
             _ => false,
         };
         if !is_quiet {
@@ -260,13 +262,13 @@ impl Owner {
         match input {
             Input::Update(update) => self.update(update, now),
             Input::Event(Queued { event, turn }) => {
-                let before = self.audience.work();
+                let before = self.connected.work();
                 let progress = self.event(event, now);
                 self.turned(progress, before, turn, now);
             }
             Input::Slice => {
                 if let Some((connection, turn)) = self.unfinished.pop_front() {
-                    let before = self.audience.work();
+                    let before = self.connected.work();
                     let progress = self.satisfy(connection);
                     self.turned(progress, before, turn, now);
                 }
@@ -279,18 +281,18 @@ impl Owner {
             }
             Input::Certifier(Done::Signed(signed, occasion)) => self.signed(&signed, occasion, now),
             Input::Certifier(Done::Reviewed(reviewed)) => self.reviewed(reviewed, now),
-            Input::Edition(edition) => {
-                let touched = self.mesh.issue_in(edition);
+            Input::CaGeneration(ca_generation) => {
+                let touched = self.mesh.issue_in(ca_generation);
                 if !touched.is_empty() {
                     let cause = (Cause::Authority, now.clock);
-                    self.audience.notice(&touched, &self.mesh, cause, now.clock);
+                    self.connected.notice(&touched, &self.mesh, cause, now.clock);
                 }
             }
             Input::Revoked(revoked) => self.revoke(revoked, now),
-            Input::Keys(news) => self.keys_read(news, now),
+            Input::Keys(key_update) => self.keys_read(key_update, now),
             Input::Clock => {}
             Input::Stop => {
-                self.farewell(now);
+                self.shutdown(now);
                 return Verdict::Stop;
             }
         }
@@ -300,7 +302,7 @@ impl Owner {
 
     /// Charges a connection for the work of its turn, and keeps the turn while there is more to do.
     fn turned(&mut self, progress: Answered, before: u64, turn: Turn, now: Now) {
-        let done = self.audience.work().saturating_sub(before);
+        let done = self.connected.work().saturating_sub(before);
         turn.charge(EVENT_UNITS.saturating_add(done), now.clock);
         if let Answered::InSlices(connection) = progress {
             self.unfinished.push_back((connection, turn));
@@ -309,8 +311,8 @@ impl Owner {
 
     fn tell_soon(&mut self, now: Now) {
         let soon = now.clock + TELL_AFTER;
-        let due = self.told.not_before.map_or(soon, |earliest| earliest.max(soon));
-        self.told.due.get_or_insert(due);
+        let due = self.sent.not_before.map_or(soon, |earliest| earliest.max(soon));
+        self.sent.due.get_or_insert(due);
     }
 
     /// Handles everything that is due now, independent of the event.
@@ -324,7 +326,7 @@ impl Owner {
             if !touched.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
                 let cause = (Cause::Gone(workload), now.clock);
-                self.audience.notice(&touched, &self.mesh, cause, now.clock);
+                self.connected.notice(&touched, &self.mesh, cause, now.clock);
             }
         }
         if self.start.ends(&self.mesh, now.clock) {
@@ -332,31 +334,31 @@ impl Owner {
                 "startup grace period ended: all expected sidecars reconnected, or are no longer awaited"
             );
             self.tell_soon(now);
-            self.audience.reconsider(&self.mesh, self.start.settling());
+            self.connected.reconsider(&self.mesh, self.start.settling());
         }
-        if self.audience.due_at().is_some_and(|due| due <= now.clock) {
-            self.audience.publish(&self.mesh, self.start.settling(), now.clock);
+        if self.connected.due_at().is_some_and(|due| due <= now.clock) {
+            self.connected.publish(&self.mesh, self.start.settling(), now.clock);
         }
-        if self.patience_ends().is_some_and(|until| until <= now.clock) {
+        if self.max_wait_ends().is_some_and(|until| until <= now.clock) {
             self.consider_all(now);
         }
         if self.swept + SWEEP_EVERY <= now.clock {
             self.swept = now.clock;
             self.sweep(now);
         }
-        if self.told.due.is_some_and(|due| due <= now.clock) {
-            self.told.due = None;
+        if self.sent.due.is_some_and(|due| due <= now.clock) {
+            self.sent.due = None;
             let began = Instant::now();
             self.tell(now);
             let ended = Instant::now();
-            self.told.not_before = Some(ended + ended.duration_since(began) * TELL_PAUSE);
+            self.sent.not_before = Some(ended + ended.duration_since(began) * TELL_PAUSE);
         }
     }
 
     fn update(&mut self, update: Update, now: Now) {
         let trust_domain = self.mesh.config().trust_domain.clone();
         let noticed = update.noticed.map_or(now.clock, Instant::from_std);
-        let changes = self.remarks.take(update, &trust_domain);
+        let changes = self.diagnostics.take(update, &trust_domain);
         if changes.is_empty() {
             return;
         }
@@ -383,10 +385,10 @@ impl Owner {
         };
         self.want_keys();
         self.want_metrics();
-        self.audience.notice(&touched, &self.mesh, (cause, noticed), now.clock);
+        self.connected.notice(&touched, &self.mesh, (cause, noticed), now.clock);
         tracing::info!(
             changes = count,
-            id = self.audience.newest().0,
+            id = self.connected.newest().0,
             "the configuration has changed"
         );
         for name in workloads.iter().filter(|name| self.mesh.has_changed(name)) {
@@ -395,20 +397,20 @@ impl Owner {
         let any_workload = !workloads.is_empty();
         if touched.everybody {
             // Some of them may be revoked.
-            workloads.extend(self.audience.workloads());
+            workloads.extend(self.connected.workloads());
         }
         for name in &workloads {
             self.check_claim(name, now);
         }
         for name in workloads {
             // Another control plane may have read the files first.
-            if self.audience.of_workload(&name).is_none() {
+            if self.connected.of_workload(&name).is_none() {
                 self.adopt(&name, now);
             }
         }
         if any_workload {
             let all = self.mesh.workloads().cloned().collect();
-            self.told.workloads.send_replace(Arc::new(all));
+            self.sent.workloads.send_replace(Arc::new(all));
             self.consider_all(now);
         }
     }
@@ -420,19 +422,19 @@ impl Owner {
                 self.listeners(connection, &listeners, now)
             }
             Event::Reported { connection, report } => {
-                if let Some(contact) = self.audience.contact(connection) {
-                    contact.report = *report;
+                if let Some(proxy) = self.connected.proxy(connection) {
+                    proxy.report = *report;
                 }
             }
             Event::Wanted { connection, change } => return self.want(connection, *change, now),
             Event::Applied { connection, change, refused, bytes } => {
-                self.audience.applied(connection, (change, refused), bytes, now.clock);
+                self.connected.applied(connection, (change, refused), bytes, now.clock);
             }
             Event::Refused { connection, refusals } => self.refused(connection, refusals, now),
             Event::Traffic { connection, traffic } => {
                 let at = now.clock.duration_since(self.began);
-                if let Some(contact) = self.audience.contact(connection) {
-                    self.history.take(&self.mesh, &contact.workload, &traffic, at);
+                if let Some(proxy) = self.connected.proxy(connection) {
+                    self.history.take(&self.mesh, &proxy.workload, &traffic, at);
                 }
             }
             Event::Certify { connection, csr, answer } => {
@@ -442,8 +444,8 @@ impl Owner {
             Event::Left { connection } => self.left(connection, now),
             // The report follows every event.
             Event::PeerArrived => {}
-            Event::Elsewhere { connection, here, gone } => {
-                self.elsewhere(connection, here, &gone, now);
+            Event::OtherReplica { connection, here, gone } => {
+                self.other_replicas(connection, here, &gone, now);
             }
             Event::PeerLeft { connection } => {
                 for workload in self.peers.part(connection).keys() {
@@ -461,19 +463,19 @@ impl Owner {
         };
         let touched = self.mesh.listen(workload, listeners);
         if !touched.is_empty() {
-            self.audience.notice(&touched, &self.mesh, (cause, now.clock), now.clock);
+            self.connected.notice(&touched, &self.mesh, (cause, now.clock), now.clock);
         }
     }
 
     /// Ends streams with an expired certificate or an ended task.
     fn sweep(&mut self, now: Now) {
         self.history.sweep(&self.mesh, now.clock.duration_since(self.began));
-        let expired = |contact: &Contact| contact.expires <= now.wall;
+        let expired = |proxy: &ConnectedProxy| proxy.expires <= now.wall;
         let ended: Vec<(ConnectionId, bool)> = self
-            .audience
-            .contacts()
-            .filter(|(_, contact)| expired(contact) || contact.is_gone())
-            .map(|(connection, contact)| (connection, contact.is_gone()))
+            .connected
+            .proxies()
+            .filter(|(_, proxy)| expired(proxy) || proxy.is_gone())
+            .map(|(connection, proxy)| (connection, proxy.is_gone()))
             .collect();
         for (connection, gone) in ended {
             match gone {
@@ -483,11 +485,11 @@ impl Owner {
         }
     }
 
-    fn farewell(&mut self, now: Now) {
-        let all: Vec<ConnectionId> = self.audience.contacts().map(|(id, _)| id).collect();
+    fn shutdown(&mut self, now: Now) {
+        let all: Vec<ConnectionId> = self.connected.proxies().map(|(id, _)| id).collect();
         for connection in all {
-            if let Some(contact) = self.audience.part(connection, now.clock) {
-                contact.dismiss("the control plane is shutting down".to_owned());
+            if let Some(proxy) = self.connected.part(connection, now.clock) {
+                proxy.dismiss("the control plane is shutting down".to_owned());
             }
         }
     }

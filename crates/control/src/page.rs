@@ -93,9 +93,10 @@ impl Page {
         let (asking, explained) = (Share::new(ASKING_PAUSE), Share::new(EXPLAINED_PAUSE));
         let key = self.token.map(|token| Key::new(token, self.address.port()));
         let live = self.live;
-        let desk = Desk { questions, key, live, explaining, taps, asking, explained, findings };
-        let desk = Arc::new(desk);
-        serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
+        let server =
+            PageServer { questions, key, live, explaining, taps, asking, explained, findings };
+        let server = Arc::new(server);
+        serve_all(self.listener, CONNECTIONS_MAX, server, stop).await;
     }
 }
 
@@ -146,7 +147,7 @@ fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
 }
 
 /// The request handler.
-struct Desk {
+struct PageServer {
     questions: Questions,
     key: Option<Key>,
     /// The token required for live requests, in addition to the key if there is one.
@@ -174,7 +175,7 @@ impl Key {
     }
 }
 
-impl Answering for Desk {
+impl Answering for PageServer {
     type Body = Either<Full<Bytes>, Lines>;
 
     const SERVER: &'static str = "page";
@@ -197,7 +198,7 @@ impl Answering for Desk {
     }
 }
 
-impl Desk {
+impl PageServer {
     async fn admitted(
         &self,
         method: &Method,
@@ -244,7 +245,7 @@ impl Desk {
     }
 }
 
-impl Desk {
+impl PageServer {
     /// Streams live requests. The token must be in the request itself: cookies are sent to every port of a
     /// host, and on loopback another user may own a port.
     fn tap(&self, headers: &HeaderMap, query: &str) -> Response<Either<Full<Bytes>, Lines>> {

@@ -65,13 +65,13 @@ impl Parts {
 
     /// Waits until a part ends unexpectedly.
     pub(crate) async fn ended(&self) -> EndedUnexpectedly {
-        let mut news = self.ended.subscribe();
+        let mut ended = self.ended.subscribe();
         loop {
-            if let Some(ended) = *news.borrow_and_update() {
+            if let Some(ended) = *ended.borrow_and_update() {
                 return ended;
             }
             // There is always a sender: `self`.
-            news.changed().await.ok();
+            ended.changed().await.ok();
         }
     }
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_first_part_that_ends_by_itself_is_told() {
+    async fn the_first_part_that_ends_by_itself_is_reported() {
         let parts = Parts::new(watch::Sender::new(false));
         let mut tasks = JoinSet::new();
         tasks.spawn(parts.clone().run(Part::Owner, async { panic!("a defect") }));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn parts_that_end_when_told_to_are_no_news() {
+    async fn parts_that_end_when_reported_to_are_no_end() {
         let stop = watch::Sender::new(false);
         let parts = Parts::new(stop.clone());
         stop.send_replace(true);

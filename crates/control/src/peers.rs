@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 /// The sidecars of other control planes, by the stream that reports them.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    told: BTreeMap<ConnectionId, Registered>,
+    sent: BTreeMap<ConnectionId, Registered>,
     addresses: PeerAddresses,
 }
 
@@ -53,19 +53,19 @@ impl Peers {
         &self,
         is_ours: impl Fn(&WorkloadName) -> bool,
     ) -> Vec<(Option<SocketAddr>, usize)> {
-        let counted = self.told.iter().map(|(peer, told)| {
+        let counted = self.sent.iter().map(|(peer, sent)| {
             let holds = |workload: &WorkloadName| {
                 let holder = self.holder(workload).map(|(holder, _)| holder);
                 !is_ours(workload) && holder == Some(*peer)
             };
-            (self.address(*peer), told.keys().filter(|workload| holds(workload)).count())
+            (self.address(*peer), sent.keys().filter(|workload| holds(workload)).count())
         });
         counted.collect()
     }
 
     /// Adds a control plane that reports its sidecars, possibly none.
     pub(crate) fn arrive(&mut self, peer: ConnectionId) {
-        self.told.entry(peer).or_default();
+        self.sent.entry(peer).or_default();
     }
 
     /// Records a control plane's report of this sidecar.
@@ -75,30 +75,30 @@ impl Peers {
         workload: WorkloadName,
         registration: Registration,
     ) {
-        self.told.entry(peer).or_default().insert(workload, registration);
+        self.sent.entry(peer).or_default().insert(workload, registration);
     }
 
     /// Removes a sidecar of a control plane.
     pub(crate) fn forget(&mut self, peer: ConnectionId, workload: &WorkloadName) {
-        if let Some(told) = self.told.get_mut(&peer) {
-            told.remove(workload);
+        if let Some(sent) = self.sent.get_mut(&peer) {
+            sent.remove(workload);
         }
     }
 
     /// Removes a control plane, and returns its sidecars.
     pub(crate) fn part(&mut self, peer: ConnectionId) -> Registered {
-        self.told.remove(&peer).unwrap_or_default()
+        self.sent.remove(&peer).unwrap_or_default()
     }
 
     /// Returns the control plane that has a sidecar, as far as known: the one with its newest stream.
     pub(crate) fn holder(&self, workload: &WorkloadName) -> Option<(ConnectionId, &Registration)> {
-        let told = self.told.iter().filter_map(|(peer, told)| Some((*peer, told.get(workload)?)));
-        told.max_by_key(|(peer, registration)| (registration.session, *peer))
+        let sent = self.sent.iter().filter_map(|(peer, sent)| Some((*peer, sent.get(workload)?)));
+        sent.max_by_key(|(peer, registration)| (registration.session, *peer))
     }
 
     /// Returns the number of control planes that have reported their sidecars.
     pub(crate) fn count(&self) -> usize {
-        self.told.len()
+        self.sent.len()
     }
 }
 
@@ -197,7 +197,7 @@ async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<Follo
         TlsConnector::from(config).connect(ServerName::IpAddress(address.ip().into()), tcp).await
     };
     let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
-    let stream = timeout(PATIENCE, connected).await.map_err(late)??;
+    let stream = timeout(MAX_WAIT, connected).await.map_err(late)??;
     tracing::info!(%address, "following another control plane");
     // A distinct number range, so that it never equals a proxy's.
     let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
@@ -230,7 +230,7 @@ static PEER_STREAMS: AtomicU64 = AtomicU64::new(1 << 63);
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// The timeout of a connection and its handshake.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -243,7 +243,7 @@ mod tests {
         let registration = |session| Registration { listeners: Vec::new(), session };
         let mut peers = Peers::default();
         let holder =
-            |peers: &Peers| peers.holder(&workload).map(|(peer, told)| (peer, told.session));
+            |peers: &Peers| peers.holder(&workload).map(|(peer, sent)| (peer, sent.session));
         assert_eq!(holder(&peers), None);
         peers.tell(two, workload.clone(), registration(5));
         peers.tell(one, workload.clone(), registration(7));

@@ -1,7 +1,7 @@
 //! Publication of changes: sends each change to the affected proxies only, after a short debounce time.
 
-mod contact;
 mod journal;
+mod proxy;
 mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,19 +11,19 @@ use leno_discovery::{ChangeId, ConnectionId, Doubt};
 use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
-use crate::compile::{Views, doubt, occupants, prepare, wanted, whereabouts, world};
+use crate::compile::{Views, address_entries, dns_record, doubt, prepare, wanted, world};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
 
-pub(crate) use contact::{Contact, Offered};
 pub(crate) use journal::{Cause, Edit, Journal, Noted};
+pub(crate) use proxy::{ConnectedProxy, Offered};
 pub(crate) use rounds::{Round, Rounds, Sent};
 
 /// All connected proxies, their dependencies, and the pending updates.
 #[derive(Debug)]
-pub(crate) struct Audience {
+pub(crate) struct ConnectedProxies {
     times: Times,
-    contacts: BTreeMap<ConnectionId, Contact>,
+    proxies: BTreeMap<ConnectionId, ConnectedProxy>,
     by_workload: BTreeMap<WorkloadName, ConnectionId>,
     /// Proxies that depend on a service: they use it, or a service with rules that name it.
     by_service: Index<ServiceName, ConnectionId>,
@@ -61,7 +61,7 @@ struct Sending {
     reached: BTreeSet<ConnectionId>,
     seen: Vec<Instant>,
     concerned: usize,
-    told: usize,
+    recipients: usize,
     at: Instant,
 }
 
@@ -100,12 +100,12 @@ pub(crate) enum Settling {
     No,
 }
 
-impl Audience {
+impl ConnectedProxies {
     /// Creates an empty audience; changes are numbered from `first`.
     pub(crate) fn new(times: Times, first: ChangeId) -> Self {
         Self {
             times,
-            contacts: BTreeMap::new(),
+            proxies: BTreeMap::new(),
             by_workload: BTreeMap::new(),
             by_service: Index::default(),
             depends: BTreeMap::new(),
@@ -122,17 +122,17 @@ impl Audience {
         }
     }
 
-    pub(crate) fn contacts(&self) -> impl Iterator<Item = (ConnectionId, &Contact)> {
-        self.contacts.iter().map(|(id, contact)| (*id, contact))
+    pub(crate) fn proxies(&self) -> impl Iterator<Item = (ConnectionId, &ConnectedProxy)> {
+        self.proxies.iter().map(|(id, proxy)| (*id, proxy))
     }
 
-    pub(crate) fn contact(&mut self, connection: ConnectionId) -> Option<&mut Contact> {
-        self.contacts.get_mut(&connection)
+    pub(crate) fn proxy(&mut self, connection: ConnectionId) -> Option<&mut ConnectedProxy> {
+        self.proxies.get_mut(&connection)
     }
 
     /// Returns the workloads of all connected proxies.
     pub(crate) fn workloads(&self) -> Vec<WorkloadName> {
-        self.contacts.values().map(|contact| contact.workload.clone()).collect()
+        self.proxies.values().map(|proxy| proxy.workload.clone()).collect()
     }
 
     pub(crate) fn of_workload(&self, workload: &WorkloadName) -> Option<ConnectionId> {
@@ -140,8 +140,8 @@ impl Audience {
     }
 
     /// Returns the connected proxy of a workload.
-    pub(crate) fn known(&self, workload: &WorkloadName) -> Option<&Contact> {
-        self.contacts.get(self.by_workload.get(workload)?)
+    pub(crate) fn known(&self, workload: &WorkloadName) -> Option<&ConnectedProxy> {
+        self.proxies.get(self.by_workload.get(workload)?)
     }
 
     /// Returns the number of the newest change or response.
@@ -150,30 +150,34 @@ impl Audience {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.contacts.len()
+        self.proxies.len()
     }
 
     /// Adds a proxy. The newest one of a workload replaces the previous one, which is returned.
     pub(crate) fn welcome(
         &mut self,
         connection: ConnectionId,
-        contact: Contact,
+        proxy: ConnectedProxy,
         now: Instant,
-    ) -> Option<Contact> {
-        let former = self.by_workload.insert(contact.workload.clone(), connection);
-        self.contacts.insert(connection, contact);
+    ) -> Option<ConnectedProxy> {
+        let former = self.by_workload.insert(proxy.workload.clone(), connection);
+        self.proxies.insert(connection, proxy);
         former.and_then(|former| self.part(former, now))
     }
 
     /// Removes a disconnected or dismissed proxy.
-    pub(crate) fn part(&mut self, connection: ConnectionId, now: Instant) -> Option<Contact> {
-        let contact = self.contacts.remove(&connection)?;
+    pub(crate) fn part(
+        &mut self,
+        connection: ConnectionId,
+        now: Instant,
+    ) -> Option<ConnectedProxy> {
+        let proxy = self.proxies.remove(&connection)?;
         self.depend(connection, BTreeSet::new());
         self.depends.remove(&connection);
         self.ask(connection, BTreeSet::new());
         self.asked.remove(&connection);
-        if self.by_workload.get(&contact.workload) == Some(&connection) {
-            self.by_workload.remove(&contact.workload);
+        if self.by_workload.get(&proxy.workload) == Some(&connection) {
+            self.by_workload.remove(&proxy.workload);
         }
         if let Some(pending) = &mut self.pending {
             pending.due.remove(&connection);
@@ -182,8 +186,8 @@ impl Audience {
             sending.due.remove(&connection);
             sending.reached.remove(&connection);
         }
-        self.rounds.settle(connection, contact.unsettled_bytes, now);
-        Some(contact)
+        self.rounds.settle(connection, proxy.unsettled_bytes, now);
+        Some(proxy)
     }
 
     /// Handles an acknowledgment: the proxy has applied all updates up to `change`, except the rejected
@@ -197,13 +201,13 @@ impl Audience {
     ) {
         self.tally.applied += 1;
         self.tally.delta_bytes += bytes;
-        let Some(contact) = self.contacts.get_mut(&connection) else {
+        let Some(proxy) = self.proxies.get_mut(&connection) else {
             return;
         };
-        contact.applied(change, refused, now);
-        contact.unsettled_bytes += bytes;
-        if !contact.is_behind() {
-            let bytes = std::mem::take(&mut contact.unsettled_bytes);
+        proxy.applied(change, refused, now);
+        proxy.unsettled_bytes += bytes;
+        if !proxy.is_behind() {
+            let bytes = std::mem::take(&mut proxy.unsettled_bytes);
             self.rounds.settle(connection, bytes, now);
         }
     }
@@ -230,8 +234,8 @@ impl Audience {
         });
         for connection in due {
             if pending.due.insert(connection) {
-                let contact = self.contacts.get(&connection);
-                let units = contact.map_or(0, |contact| contact.world_units);
+                let proxy = self.proxies.get(&connection);
+                let units = proxy.map_or(0, |proxy| proxy.world_units);
                 self.work = self.work.saturating_add(NOTICE_UNITS.saturating_add(units));
             }
         }
@@ -261,7 +265,7 @@ impl Audience {
             let (change, concerned) = (self.newest, due.len());
             let reached = BTreeSet::new();
             self.sending =
-                Some(Sending { change, due, reached, seen, concerned, told: 0, at: now });
+                Some(Sending { change, due, reached, seen, concerned, recipients: 0, at: now });
         }
         let end = self.work.saturating_add(SLICE_UNITS);
         while self.work < end {
@@ -269,7 +273,7 @@ impl Audience {
             let Some(connection) = next else { break };
             let is_new = self.tell(connection, mesh, settling) == Some(Offered::New);
             if let Some(sending) = &mut self.sending {
-                sending.told += usize::from(is_new);
+                sending.recipients += usize::from(is_new);
                 sending.reached.insert(connection);
             }
         }
@@ -282,18 +286,19 @@ impl Audience {
 
     /// Starts to wait for acknowledgments of a push after everything is sent.
     fn begin_round(&mut self, sending: Sending) {
-        let Sending { change, mut reached, seen, concerned, told, at, .. } = sending;
-        let is_behind = |one: &ConnectionId| self.contacts.get(one).is_some_and(Contact::is_behind);
+        let Sending { change, mut reached, seen, concerned, recipients, at, .. } = sending;
+        let is_behind =
+            |one: &ConnectionId| self.proxies.get(one).is_some_and(ConnectedProxy::is_behind);
         reached.retain(is_behind);
         self.views.sweep();
-        self.tally.touched += told as u64;
-        self.rounds.begin(change, seen, Sent { at, concerned, told, waiting: reached });
+        self.tally.touched += recipients as u64;
+        self.rounds.begin(change, seen, Sent { at, concerned, recipients, waiting: reached });
     }
 
     /// Marks all proxies as affected, without a change of the mesh.
     pub(crate) fn reconsider(&mut self, mesh: &Mesh, settling: Settling) {
         self.newest.0 += 1;
-        let all: Vec<ConnectionId> = self.contacts.keys().copied().collect();
+        let all: Vec<ConnectionId> = self.proxies.keys().copied().collect();
         for connection in all {
             self.tell(connection, mesh, settling);
         }
@@ -309,11 +314,11 @@ impl Audience {
     /// Compiles a slice of a proxy's configuration. For proxies with many new subscriptions, it is called until
     /// done before the response.
     pub(crate) fn prepare(&mut self, connection: ConnectionId, mesh: &Mesh) -> Progress {
-        let Some(contact) = self.contacts.get(&connection) else { return Progress::Done };
-        let Some(workload) = mesh.workload(&contact.workload) else { return Progress::Done };
+        let Some(proxy) = self.proxies.get(&connection) else { return Progress::Done };
+        let Some(workload) = mesh.workload(&proxy.workload) else { return Progress::Done };
         let before = self.views.compiled();
         let done =
-            prepare(mesh, (workload, &contact.subscriptions, &contact.addresses), &mut self.views);
+            prepare(mesh, (workload, &proxy.subscriptions, &proxy.addresses), &mut self.views);
         self.charge_views(before);
         match done {
             true => Progress::Done,
@@ -338,14 +343,14 @@ impl Audience {
         mesh: &Mesh,
         settling: Settling,
     ) -> Option<Offered> {
-        let contact = self.contacts.get(&connection)?;
-        let workload = mesh.workload(&contact.workload)?;
+        let proxy = self.proxies.get(&connection)?;
+        let workload = mesh.workload(&proxy.workload)?;
         let before = self.views.compiled();
-        let mut wanted = wanted(workload, &contact.subscriptions);
-        let asked = contact.addresses.clone();
-        let found = occupants(mesh, &asked, &mut self.views);
-        let looked_up = contact.names.clone();
-        let names = whereabouts(mesh, &looked_up);
+        let mut wanted = wanted(workload, &proxy.subscriptions);
+        let asked = proxy.addresses.clone();
+        let found = address_entries(mesh, &asked, &mut self.views);
+        let looked_up = proxy.names.clone();
+        let names = dns_record(mesh, &looked_up);
         wanted.extend(found.services);
         let world = world(mesh, workload, &wanted, &mut self.views);
         let world = world.with_addresses(found.at).with_names(names);
@@ -364,10 +369,10 @@ impl Audience {
         let units = WORLD_UNITS.saturating_add((known + world.absent.len()) as u64);
         self.work = self.work.saturating_add(units);
         self.charge_views(before);
-        let contact = self.contacts.get_mut(&connection);
-        let offered = contact.map(|contact| {
-            contact.world_units = units;
-            contact.offer((world, doubt), change)
+        let proxy = self.proxies.get_mut(&connection);
+        let offered = proxy.map(|proxy| {
+            proxy.world_units = units;
+            proxy.offer((world, doubt), change)
         });
         self.tally.offered += u64::from(offered == Some(Offered::New));
         offered
@@ -381,7 +386,7 @@ impl Audience {
 
     fn concerned(&self, touched: &Touched, mesh: &Mesh) -> BTreeSet<ConnectionId> {
         if touched.everybody {
-            return self.contacts.keys().copied().collect();
+            return self.proxies.keys().copied().collect();
         }
         let accounts = touched.accounts.iter();
         let clients = accounts.flat_map(|account| mesh.under(account));

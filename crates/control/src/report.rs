@@ -28,23 +28,23 @@ use crate::mesh::{Mesh, Route};
 use crate::owner::Queues;
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
-use crate::publish::{Audience, Contact, Settling};
+use crate::publish::{ConnectedProxies, ConnectedProxy, Settling};
 use crate::status::{
-    CertificateStatus, ChangeStatus, ConditionStatus, ConvergenceStatus, DoorStatus,
-    EndpointStatus, ExcludedStatus, PeerStatus, PortStatus, ProxyStatus, RejectedJoinStatus,
+    CertificateStatus, ChangeStatus, ConditionStatus, ConvergenceStatus, EndpointStatus,
+    ExcludedStatus, ListenerStatus, PeerStatus, PortStatus, ProxyStatus, RejectedJoinStatus,
     RouteStatus, ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
 };
-use crate::watch::Remarks;
+use crate::watch::Diagnostics;
 
 /// The inputs of reports, at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Report<'a> {
     pub(crate) mesh: &'a Mesh,
-    pub(crate) audience: &'a Audience,
+    pub(crate) connected: &'a ConnectedProxies,
     pub(crate) presence: &'a Presence,
     pub(crate) start: &'a Start,
     pub(crate) certifier: &'a Certifier,
-    pub(crate) remarks: &'a Remarks,
+    pub(crate) diagnostics: &'a Diagnostics,
     pub(crate) keys: &'a KeyReadings,
     pub(crate) peers: &'a Peers,
     pub(crate) queues: Queues,
@@ -60,31 +60,33 @@ pub(crate) struct Report<'a> {
 
 impl Report<'_> {
     pub(crate) fn status(&self) -> Status {
-        let contacts = || self.audience.contacts().map(|(_, contact)| contact);
+        let proxies = || self.connected.proxies().map(|(_, connected_proxy)| connected_proxy);
         let mesh = self.mesh;
-        let change = self.audience.rounds.latest().map(|latest| ChangeStatus {
+        let change = self.connected.rounds.latest().map(|latest| ChangeStatus {
             id: latest.change.0,
             age_ms: milliseconds(self.now.duration_since(latest.seen)),
             concerned: latest.concerned,
             applied: latest.applied,
             converged_ms: latest.converged.map(milliseconds),
         });
-        let convergence = self.audience.rounds.convergence();
+        let convergence = self.connected.rounds.convergence();
         Status {
             trust_domain: mesh.config().trust_domain.to_string(),
             traffic_mode: mesh.config().mode.as_str().to_owned(),
             workloads: mesh.workloads().len(),
             registered: mesh.workloads().filter(|w| mesh.is_registered(w)).count(),
             services: mesh.services().len(),
-            proxies: self.audience.len(),
-            authority: format!("{:016x}", mesh.edition()),
-            outdated: contacts().filter(|contact| contact.edition != mesh.edition()).count(),
+            proxies: self.connected.len(),
+            authority: format!("{:016x}", mesh.ca_generation()),
+            outdated: proxies()
+                .filter(|connected_proxy| connected_proxy.ca_generation != mesh.ca_generation())
+                .count(),
             peers: self.peers.count(),
-            elsewhere: self.other_planes(),
-            behind: contacts().filter(|contact| contact.is_behind()).count(),
-            refusing: contacts().filter(|contact| contact.refused > 0).count(),
+            other_replicas: self.other_planes(),
+            behind: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
+            refusing: proxies().filter(|connected_proxy| connected_proxy.refused > 0).count(),
             settling: self.start.settling() == Settling::Yes,
-            rejected: rejected_documents(&self.remarks.rejected),
+            rejected: rejected_documents(&self.diagnostics.rejected),
             certificate_lifetime_seconds: self.certifier.lifetime().as_secs(),
             page: self.page.map(str::to_owned),
             live: self.live.map(str::to_owned),
@@ -101,7 +103,7 @@ impl Report<'_> {
 
     /// Returns the other control planes, each with the number of its sidecars.
     fn other_planes(&self) -> Vec<PeerStatus> {
-        let is_ours = |name: &WorkloadName| self.audience.known(name).is_some();
+        let is_ours = |name: &WorkloadName| self.connected.known(name).is_some();
         let peer = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
             address: address.map(|address| address.to_string()),
             sidecars,
@@ -115,8 +117,8 @@ impl Report<'_> {
 
     fn workload(&self, workload: &Workload) -> WorkloadStatus {
         let name = &workload.name;
-        let contact = self.audience.known(name);
-        let sidecar = match contact {
+        let connected_proxy = self.connected.known(name);
+        let sidecar = match connected_proxy {
             Some(_) => "connected",
             None if self.peers.holder(name).is_some() => "elsewhere",
             None if self.presence.is_missing(name) => "missing",
@@ -127,14 +129,18 @@ impl Report<'_> {
             port: port.port,
             protocol: port.protocol.to_string(),
         });
-        let doors = workload.doors.iter().map(|door| DoorStatus {
-            service: door.service.to_string(),
-            port: door.port,
-            listen: door.listen.to_string(),
-            ..listener_state(contact, &format!("door-{}", door.listen))
-        });
-        let conditions = contact.iter().flat_map(|contact| &contact.report.conditions);
-        let addresses = contact.map(|contact| contact.report.addresses.clone()).unwrap_or_default();
+        let outbound_listeners =
+            workload.outbound_listeners.iter().map(|listener| ListenerStatus {
+                service: listener.service.to_string(),
+                port: listener.port,
+                listen: listener.listen.to_string(),
+                ..listener_state(connected_proxy, &format!("door-{}", listener.listen))
+            });
+        let conditions =
+            connected_proxy.iter().flat_map(|connected_proxy| &connected_proxy.report.conditions);
+        let addresses = connected_proxy
+            .map(|connected_proxy| connected_proxy.report.addresses.clone())
+            .unwrap_or_default();
         let services = self.mesh.in_front_of(name);
         let listeners = self.mesh.listeners(name).into_iter().flatten();
         WorkloadStatus {
@@ -145,14 +151,16 @@ impl Report<'_> {
             ports: ports.collect(),
             labels: workload.labels.clone(),
             services: services.map(|service| service.name.to_string()).collect(),
-            doors: doors.collect(),
+            outbound_listeners: outbound_listeners.collect(),
             sidecar: sidecar.to_owned(),
             revoked: self.mesh.is_revoked(workload),
             listeners: listeners.map(|(port, at)| (*port, at.to_string())).collect(),
             application: self.applications.status(name, self.now),
             conditions: conditions.map(ConditionStatus::from).collect(),
-            pid: contact.map(|contact| contact.pid),
-            admin: contact.and_then(|contact| contact.admin).map(|address| address.to_string()),
+            pid: connected_proxy.map(|connected_proxy| connected_proxy.pid),
+            admin: connected_proxy
+                .and_then(|connected_proxy| connected_proxy.admin)
+                .map(|address| address.to_string()),
             http_proxy: addresses.get("http-proxy").map(ToString::to_string),
             addresses: addresses.iter().map(|(name, at)| (name.clone(), at.to_string())).collect(),
         }
@@ -178,8 +186,11 @@ impl Report<'_> {
         };
         for workload in self.mesh.workloads() {
             let name = &workload.name;
-            let contact = self.audience.known(name);
-            for condition in contact.iter().flat_map(|contact| &contact.report.conditions) {
+            let connected_proxy = self.connected.known(name);
+            for condition in connected_proxy
+                .iter()
+                .flat_map(|connected_proxy| &connected_proxy.report.conditions)
+            {
                 add(&condition.kind, 1);
             }
             if let Some(application) = self.applications.status(name, self.now) {
@@ -193,7 +204,7 @@ impl Report<'_> {
             let name = name
                 .split_once('/')
                 .and_then(|(namespace, name)| WorkloadName::new(namespace, name).ok());
-            name.is_some_and(|name| self.audience.known(&name).is_some())
+            name.is_some_and(|name| self.connected.known(&name).is_some())
         };
         add("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());
         found
@@ -272,33 +283,38 @@ impl Report<'_> {
     }
 
     pub(crate) fn proxies(&self) -> Vec<ProxyStatus> {
-        let proxy = |(connection, contact): (leno_discovery::ConnectionId, &Contact)| {
-            let told = contact.offered.as_ref();
-            ProxyStatus {
-                workload: contact.workload.to_string(),
-                connection: connection.0,
-                connected_seconds: self.now.duration_since(contact.since).as_secs_f64(),
-                pid: contact.pid,
-                version: contact.version.clone(),
-                admin: contact.admin.map(|address| address.to_string()),
-                foreign_admin: contact.foreign_admin.map(|address| address.to_string()),
-                subscriptions: contact.subscriptions.iter().map(ToString::to_string).collect(),
-                services: told.map_or(0, |update| update.snapshot.services.len()),
-                world_age_seconds: contact.applied_at.map(|at| self.since(at)),
-                behind_seconds: match contact.is_behind() {
-                    false => None,
-                    true => {
-                        let since = self.audience.rounds.awaited_since(connection);
-                        Some(since.map_or(0.0, |since| self.since(since)))
-                    }
-                },
-                told: told.map(|update| update.change.0),
-                applied: contact.applied.map(|change| change.0),
-                refused: contact.refused,
-                refusals: contact.refusals.iter().map(ToString::to_string).collect(),
-            }
-        };
-        let mut proxies: Vec<ProxyStatus> = self.audience.contacts().map(proxy).collect();
+        let proxy =
+            |(connection, connected_proxy): (leno_discovery::ConnectionId, &ConnectedProxy)| {
+                let sent = connected_proxy.offered.as_ref();
+                ProxyStatus {
+                    workload: connected_proxy.workload.to_string(),
+                    connection: connection.0,
+                    connected_seconds: self.now.duration_since(connected_proxy.since).as_secs_f64(),
+                    pid: connected_proxy.pid,
+                    version: connected_proxy.version.clone(),
+                    admin: connected_proxy.admin.map(|address| address.to_string()),
+                    foreign_admin: connected_proxy.foreign_admin.map(|address| address.to_string()),
+                    subscriptions: connected_proxy
+                        .subscriptions
+                        .iter()
+                        .map(ToString::to_string)
+                        .collect(),
+                    services: sent.map_or(0, |update| update.snapshot.services.len()),
+                    world_age_seconds: connected_proxy.applied_at.map(|at| self.since(at)),
+                    behind_seconds: match connected_proxy.is_behind() {
+                        false => None,
+                        true => {
+                            let since = self.connected.rounds.awaited_since(connection);
+                            Some(since.map_or(0.0, |since| self.since(since)))
+                        }
+                    },
+                    sent: sent.map(|update| update.change.0),
+                    applied: connected_proxy.applied.map(|change| change.0),
+                    refused: connected_proxy.refused,
+                    refusals: connected_proxy.refusals.iter().map(ToString::to_string).collect(),
+                }
+            };
+        let mut proxies: Vec<ProxyStatus> = self.connected.proxies().map(proxy).collect();
         proxies.sort_by(|one, other| one.workload.cmp(&other.workload));
         proxies
     }
@@ -344,14 +360,14 @@ impl Report<'_> {
         parents: &[RouteParent],
         backends: &[&WeightedBackend],
     ) -> RouteStatus {
-        let told = |parent: &RouteParent| match parent.port {
+        let sent = |parent: &RouteParent| match parent.port {
             Some(port) => format!("{}:{port}", parent.service),
             None => parent.service.to_string(),
         };
         let shares = backends.iter();
         let shares = shares.map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
         let mut status =
-            RouteStatus::new((kind, name), parents.iter().map(told), (rules, shares.collect()));
+            RouteStatus::new((kind, name), parents.iter().map(sent), (rules, shares.collect()));
         for (index, parent) in parents.iter().enumerate() {
             status.refuse(index, self.absent(&parent.service, parent.port));
         }
@@ -392,11 +408,11 @@ impl Report<'_> {
         let at = |port: u16| {
             let is_there = |it: &RouteParent| it.has(&parent.service, port);
             let others = others.iter().filter(move |other| other.parents.iter().any(is_there));
-            let told = others.map(|other| {
+            let sent = others.map(|other| {
                 let (kind, name) = (other.kind.as_str(), &other.name);
                 format!("{kind} {name} is attached to the same port and takes precedence")
             });
-            told.collect()
+            sent.collect()
         };
         self.ports(parent).into_iter().map(at).collect()
     }
@@ -407,11 +423,11 @@ impl Report<'_> {
             let consumer = Some(&route.rule.route.namespace);
             let all: Vec<_> =
                 self.mesh.tls_routes().of_port(&parent.service, port, consumer).collect();
-            let rival = route.rival(all.into_iter()).map(|it| &it.rule.route);
-            let told = rival.map(|it| {
+            let conflict = route.conflict(all.into_iter()).map(|it| &it.rule.route);
+            let sent = conflict.map(|it| {
                 format!("TLSRoute {it} has the same host names at port {port} and takes precedence")
             });
-            told.into_iter().collect()
+            sent.into_iter().collect()
         };
         self.ports(parent).into_iter().map(at).collect()
     }
@@ -419,16 +435,16 @@ impl Report<'_> {
     /// Returns rejected documents, warnings about single documents and about the whole, and the reason why the
     /// trust domain is not the configured one.
     pub(crate) fn rejected(&self) -> Value {
-        let mut warnings: Vec<Warning> = self.remarks.warnings.clone();
+        let mut warnings: Vec<Warning> = self.diagnostics.warnings.clone();
         warnings.extend(lint(&self.mesh.explained()).into_iter().filter(|it| self.concerns(it)));
-        locate(&mut warnings, &self.remarks.locations);
+        locate(&mut warnings, &self.diagnostics.locations);
         warnings.extend(self.unread_keys());
         warnings.sort();
         warnings.dedup();
         json!({
-            "rejected": self.remarks.rejected,
+            "rejected": self.diagnostics.rejected,
             "warnings": warnings,
-            "trust_domain": self.remarks.trust_domain,
+            "trust_domain": self.diagnostics.trust_domain,
         })
     }
 }
@@ -440,7 +456,7 @@ impl Report<'_> {
         let at = &warning.at;
         let is_own =
             |workload: &Workload| Some(workload.name.namespace.as_str()) == at.namespace.as_deref();
-        !self.remarks.locations.is_empty()
+        !self.diagnostics.locations.is_empty()
             || at.kind.as_deref() != Some("Service")
             || self.mesh.workloads().any(is_own)
     }
@@ -496,10 +512,14 @@ const MATCHES_SHOWN_MAX: usize = 4;
 const BACKENDS_SHOWN_MAX: usize = 8;
 
 /// Returns the state of a listener by its name; other fields are empty.
-fn listener_state(contact: Option<&Contact>, name: &str) -> DoorStatus {
-    let mut status = DoorStatus { state: "unknown".to_owned(), ..DoorStatus::default() };
-    let Some(contact) = contact.filter(|contact| contact.applied.is_some()) else { return status };
-    let closed = contact.report.conditions.iter();
+fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> ListenerStatus {
+    let mut status = ListenerStatus { state: "unknown".to_owned(), ..ListenerStatus::default() };
+    let Some(connected_proxy) =
+        connected_proxy.filter(|connected_proxy| connected_proxy.applied.is_some())
+    else {
+        return status;
+    };
+    let closed = connected_proxy.report.conditions.iter();
     let mut closed = closed.filter(|it| it.kind == kind::LISTENER_CLOSED && it.subject == name);
     status.problem = closed.next().map(|it| it.reason.clone());
     status.state = if status.problem.is_some() { "closed" } else { "open" }.to_owned();

@@ -28,7 +28,7 @@ use crate::config::Limits;
 use self::unproved::Unproved;
 
 pub(crate) use gauge::{Counted, Gauges};
-pub(crate) use members::Visitors;
+pub(crate) use members::PendingConnections;
 
 /// Shared state of all connections.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Server {
     pub(crate) events: EventQueue,
     /// The budget of each member, by its verified identity.
     pub(crate) budgets: Budgets,
-    pub(crate) visitors: Arc<Visitors>,
+    pub(crate) pending_connections: Arc<PendingConnections>,
     pub(crate) gauges: Arc<Gauges>,
     /// Sidecars connected here, for other control planes.
     pub(crate) registered: watch::Sender<Arc<Registered>>,
@@ -56,9 +56,10 @@ pub(crate) async fn accept(
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    let Limits { strangers, strangers_per_source, connections: max, .. } = server.limits;
-    let bounds = Bounds::new(strangers, max);
-    let waiting_of_source = strangers_per_source.clamp(1, bounds.waiting);
+    let Limits { external_clients, external_clients_per_source, connections: max, .. } =
+        server.limits;
+    let bounds = Bounds::new(external_clients, max);
+    let waiting_of_source = external_clients_per_source.clamp(1, bounds.waiting);
     let admission = Admission::new(Bounds { waiting_of_source, ..bounds });
     let mut listener = Listener::new("control plane", listener);
     let mut connections = JoinSet::new();
@@ -113,20 +114,22 @@ async fn serve_one(
             Ok(Box::pin(serve_join(stream, source, connect())).await?)
         }
         Purpose::Peer(peer) => {
-            let visitor = server.visitors.admit(connection, (peer, ends), half_open);
-            server.visitors.vouch(connection);
+            let pending_connection =
+                server.pending_connections.admit(connection, (peer, ends), half_open);
+            server.pending_connections.vouch(connection);
             let here = server.registered.subscribe();
             // The mesh owner publishes the connected sidecars only while there is a receiver.
             connect().announce(Event::PeerArrived).await?;
-            visitor.within_share(Box::pin(serve_peer(stream, here))).await
+            pending_connection.within_share(Box::pin(serve_peer(stream, here))).await
         }
         Purpose::Follow(peer) => {
             let budget = server.budgets.of(&identity(&peer), Instant::now());
             let events = server.events.connect(Arc::clone(&budget));
-            let visitor = server.visitors.admit(connection, (peer, ends), Arc::clone(&half_open));
+            let pending_connection =
+                server.pending_connections.admit(connection, (peer, ends), Arc::clone(&half_open));
             let (stream, operators) = (Unproved::new(stream, half_open), server.operators.clone());
             let served = serve(stream, connection, events, server.report_every, operators);
-            let served = visitor.within_share(Box::pin(served)).await;
+            let served = pending_connection.within_share(Box::pin(served)).await;
             if matches!(served, Err(ConnectionError::Crowd)) {
                 // `serve` was cancelled before it announced this.
                 server.events.connect(budget).announce(Event::Left { connection }).await?;

@@ -32,7 +32,7 @@ pub(crate) async fn send(
 ) -> Result<ProxyAnswer, (StatusCode, String)> {
     let connection = match place {
         SidecarPlace::Here(connection) => connection,
-        SidecarPlace::Elsewhere(address) => {
+        SidecarPlace::OtherReplica(address) => {
             let address = address.map(|at| format!(" at {at}")).unwrap_or_default();
             let problem = format!(
                 "the sidecar of {workload} is connected to another control plane{address}: run the command there"
@@ -90,11 +90,11 @@ mod tests {
         let address = "192.0.2.7:15012".parse().unwrap();
         for (place, status, words) in [
             (
-                SidecarPlace::Elsewhere(Some(address)),
+                SidecarPlace::OtherReplica(Some(address)),
                 421,
                 "another control plane at 192.0.2.7:15012",
             ),
-            (SidecarPlace::Elsewhere(None), 421, "another control plane: run"),
+            (SidecarPlace::OtherReplica(None), 421, "another control plane: run"),
             (SidecarPlace::Disconnected, 404, "not connected to a known control plane"),
             (SidecarPlace::Unknown, 404, "no workload shop/web-1"),
             (SidecarPlace::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),

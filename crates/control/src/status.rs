@@ -39,7 +39,7 @@ pub struct Status {
     pub peers: usize,
     /// Sidecars of other control planes. Their state is not in the responses of this one.
     #[serde(default)]
-    pub elsewhere: Vec<PeerStatus>,
+    pub other_replicas: Vec<PeerStatus>,
     /// The number of proxies that have not yet applied all updates (out of sync).
     pub behind: usize,
     /// The number of proxies with rejected resources.
@@ -123,8 +123,8 @@ pub struct WorkloadStatus {
     /// The services that select it.
     pub services: Vec<String>,
     /// Its fixed listeners.
-    pub doors: Vec<DoorStatus>,
-    /// `connected`, `elsewhere` (to another control plane), `missing` (disconnected recently) or `absent`.
+    pub outbound_listeners: Vec<ListenerStatus>,
+    /// `connected`, `other_replicas` (to another control plane), `missing` (disconnected recently) or `absent`.
     pub sidecar: String,
     /// True if an operator has revoked it: its sidecar gets no certificate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -240,7 +240,7 @@ pub struct PortStatus {
 
 /// A fixed listener.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct DoorStatus {
+pub struct ListenerStatus {
     /// Its destination service.
     pub service: String,
     /// The service's port.
@@ -351,7 +351,7 @@ pub struct ProxyStatus {
     /// The time for which it has been out of sync; absent if it is in sync.
     pub behind_seconds: Option<f64>,
     /// The newest change that was sent to it.
-    pub told: Option<u64>,
+    pub sent: Option<u64>,
     /// The newest change that it has applied.
     pub applied: Option<u64>,
     /// The number of resources that it rejects.
@@ -364,7 +364,7 @@ impl ProxyStatus {
     /// True if it is out of sync or rejects resources.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.refused > 0 || self.applied < self.told
+        self.refused > 0 || self.applied < self.sent
     }
 }
 
@@ -524,7 +524,7 @@ pub struct ChangeReport {
     /// The number of proxies that it may affect.
     pub concerned: usize,
     /// The number of proxies that received an update.
-    pub told: usize,
+    pub recipients: usize,
     /// The number of these that have applied it, or disconnected.
     pub applied: usize,
     /// The number of rejections (NACKs).

@@ -20,7 +20,7 @@ pub(crate) async fn follow(
 
 /// Diagnostics of the registries for objects that are not, or only partly, in force.
 #[derive(Debug, Default)]
-pub(crate) struct Remarks {
+pub(crate) struct Diagnostics {
     pub(crate) rejected: Vec<Rejected>,
     pub(crate) warnings: Vec<Warning>,
     /// The locations of the objects in force that are read from files.
@@ -29,7 +29,7 @@ pub(crate) struct Remarks {
     pub(crate) trust_domain: Option<String>,
 }
 
-impl Remarks {
+impl Diagnostics {
     /// Processes an update; returns its changes, adjusted to a mesh of `trust_domain`.
     pub(crate) fn take(&mut self, update: Update, trust_domain: &TrustDomain) -> Vec<Change> {
         for warning in update.warnings.iter().filter(|now| !self.warnings.contains(now)) {

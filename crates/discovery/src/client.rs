@@ -18,6 +18,7 @@ use crate::envelope::{
 use crate::frame::{
     FrameError, FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
 };
+use crate::keepalive::Keepalive;
 use crate::message::{CertificateAnswer, Delta, Hello, InboundListener, Refusal, Update};
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::query::{Answering, Query, next_part};
@@ -25,7 +26,6 @@ use crate::resource::Invalid;
 use crate::subscriber::Subscriber;
 use crate::tap::{RECORDS_MAX, taps_from_wire};
 use crate::traffic::{REPORT_EVERY_MIN, Traffic, traffic_to_wire};
-use crate::vigil::Vigil;
 
 /// Follows the control plane over an authenticated stream until the stream ends, and returns the reason.
 ///
@@ -45,7 +45,7 @@ where
     let mut reader = FrameReader::new(read, MESSAGE_BYTES_MAX);
     let mut session = Session {
         writer: FrameWriter::new(write),
-        vigil: Vigil::new(Instant::now()),
+        keepalive: Keepalive::new(Instant::now()),
         subscriber,
         follower,
         taps: Vec::new(),
@@ -165,7 +165,7 @@ impl From<Invalid> for FollowError {
 /// The state of an open stream.
 struct Session<'a, S> {
     writer: FrameWriter<WriteHalf<S>>,
-    vigil: Vigil,
+    keepalive: Keepalive,
     subscriber: &'a mut Subscriber,
     follower: &'a mut dyn Follower,
     /// The last received taps.
@@ -193,21 +193,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             tokio::select! {
                 frame = reader.next() => {
                     let frame = frame?.ok_or(FollowError::Closed)?;
-                    self.vigil.heard(Instant::now());
+                    self.keepalive.heard(Instant::now());
                     self.receive(proto::ToProxy::decode(frame).map_err(malformed)?)?;
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
                 request = requests.recv(), if room => {
                     self.request(request.ok_or(FollowError::Stopped)?)?;
                 }
-                () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => {
+                () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => {
                     self.send(from_proxy::Message::Ping(proto::Ping::default()))?;
                 }
                 () = until(self.reports), if room => self.report()?,
                 part = next_part(&mut self.answering), if room => {
                     self.send(from_proxy::Message::QueryAnswer(part))?;
                 }
-                () = sleep_until(self.vigil.silent_at()) => return Err(FollowError::Silent),
+                () = sleep_until(self.keepalive.silent_at()) => return Err(FollowError::Silent),
             }
         }
     }
@@ -372,7 +372,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     fn push(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
-        self.vigil.spoke(Instant::now());
+        self.keepalive.spoke(Instant::now());
         self.writer.push(&proto::FromProxy { message: Some(message) }, REQUEST_BYTES_MAX)
     }
 }

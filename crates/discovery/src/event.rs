@@ -81,7 +81,7 @@ pub enum Event {
     /// A client without a certificate requested its first one. Belongs to no connection.
     Join(Joining),
     /// Another control plane reported its connected sidecars. Belongs to no proxy's connection.
-    Elsewhere {
+    OtherReplica {
         /// The stream to that control plane.
         connection: ConnectionId,
         /// Sidecars that connected or changed their addresses.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
-    Occupant, PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind,
-    RouteRule, RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain,
-    UrlRewrite, ValueMatch, WeightedBackend, Whereabouts, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, AddressEntry, DnsRecord, Endpoint, EndpointId, FieldMatch, Header,
+    HeaderEdits, Name, OutboundListener, PathEdit, PathMatch, PortSet, PortView, Protocol, Reach,
+    RequestMatch, RouteKind, RouteRule, RuleActions, ServiceAccount, ServiceName, ServiceView,
+    Snapshot, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan,
+    WorkloadPort,
 };
 
 use crate::key::ChangeId;
@@ -21,10 +22,10 @@ pub(crate) fn world() -> Update {
     route(&mut reviews, &["ratings", "missing"]);
     let mut update = update(1, [reviews, service("ratings", 3)]);
     update.absent.insert(named("missing"));
-    let occupant = Arc::new(Occupant::Outside);
-    Arc::make_mut(&mut update.snapshot).addresses.insert([10, 96, 0, 7].into(), occupant);
-    let whereabouts: Whereabouts = [IpAddr::from([10, 96, 0, 7])].into_iter().collect();
-    Arc::make_mut(&mut update.snapshot).names.insert(named("reviews"), Arc::new(whereabouts));
+    let address_entry = Arc::new(AddressEntry::Outside);
+    Arc::make_mut(&mut update.snapshot).addresses.insert([10, 96, 0, 7].into(), address_entry);
+    let dns_record: DnsRecord = [IpAddr::from([10, 96, 0, 7])].into_iter().collect();
+    Arc::make_mut(&mut update.snapshot).names.insert(named("reviews"), Arc::new(dns_record));
     update
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         rules: Vec::new(),
         endpoints: endpoints.collect(),
         tls_rules: Vec::new(),
-        treatment: leno_model::Treatment::default(),
+        traffic_policy: leno_model::TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };
@@ -115,7 +116,7 @@ pub(crate) fn plan() -> WorkloadPlan {
     WorkloadPlan {
         ports: vec![WorkloadPort { name: None, port: 9080, protocol: Protocol::Detect }],
         served: BTreeMap::from([(9080, named("gateway"))]),
-        doors: vec![Door {
+        outbound_listeners: vec![OutboundListener {
             service: named("reviews"),
             port: 9080,
             listen: SocketAddr::from(([127, 0, 0, 1], 19_081)),
@@ -138,7 +139,7 @@ pub(crate) fn hello() -> Hello {
         addresses: vec![[10, 96, 0, 7].into()],
         looked_up: vec![named("reviews")],
         session: 1,
-        edition: 0,
+        ca_generation: 0,
         process: 0,
         answers_queries: false,
         report: Default::default(),

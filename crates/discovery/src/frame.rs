@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_within_a_message_is_told_from_an_end_between_two() {
+    async fn an_end_within_a_message_is_reported_from_an_end_between_two() {
         for (bytes, clean) in [(&[][..], true), (&[0, 0][..], false), (&[0, 0, 0, 2, 1][..], false)]
         {
             let result = FrameReader::new(bytes, 100).next().await;

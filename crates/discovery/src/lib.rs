@@ -25,6 +25,7 @@ pub mod message;
 pub mod peer;
 #[rustfmt::skip]
 mod proto;
+mod keepalive;
 pub mod publisher;
 pub mod query;
 pub mod queue;
@@ -36,7 +37,6 @@ pub mod stored;
 pub mod subscriber;
 mod tap;
 pub mod traffic;
-mod vigil;
 
 pub use budget::{Budget, Budgets};
 pub use client::{FollowError, Follower, Request, follow};

@@ -33,7 +33,7 @@ pub struct Hello {
     /// A number that increases with each stream of this workload; 0 if unset.
     pub session: u64,
     /// The CA generation of its certificate (signer and roots); 0 if unset.
-    pub edition: u64,
+    pub ca_generation: u64,
     /// A random number of the process; 0 if unset.
     pub process: u64,
     /// Its operational state.

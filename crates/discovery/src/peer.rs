@@ -19,12 +19,12 @@ use crate::event::{ConnectionId, Event};
 use crate::frame::{
     FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
 };
+use crate::keepalive::Keepalive;
 use crate::message::InboundListener;
 use crate::proto::{self, to_peer};
 use crate::queue::EventSender;
 use crate::resource::parsed;
 use crate::server::ServeError;
-use crate::vigil::Vigil;
 
 /// A sidecar that is connected to a control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +53,8 @@ where
     let (read, write) = tokio::io::split(stream);
     let mut reader = FrameReader::new(read, REQUEST_BYTES_MAX);
     let mut writer = FrameWriter::new(write);
-    let mut vigil = Vigil::new(Instant::now());
-    let mut told = Arc::<Registered>::default();
+    let mut keepalive = Keepalive::new(Instant::now());
+    let mut sent = Arc::<Registered>::default();
     let mut is_first = true;
     here.mark_changed();
     loop {
@@ -64,7 +64,7 @@ where
             frame = reader.next() => {
                 let Some(frame) = frame? else { return Ok(()) };
                 proto::ToPeer::decode(frame)?;
-                vigil.heard(Instant::now());
+                keepalive.heard(Instant::now());
             }
             written = writer.advance(), if !writer.is_idle() => written?,
             changed = here.changed(), if room => {
@@ -72,7 +72,7 @@ where
                     return Ok(());
                 }
                 let now = Arc::clone(&here.borrow_and_update());
-                let mut parts = differences(&told, &now);
+                let mut parts = differences(&sent, &now);
                 if is_first && parts.is_empty() {
                     // Without sidecars, an empty message still completes the list.
                     parts.push(proto::Registrations::default());
@@ -82,21 +82,21 @@ where
                     let message = Some(to_peer::Message::Registrations(part));
                     writer.push(&proto::ToPeer { message }, MESSAGE_BYTES_MAX)?;
                 }
-                vigil.spoke(Instant::now());
-                told = now;
+                keepalive.spoke(Instant::now());
+                sent = now;
             }
-            () = sleep_until(vigil.ping_at()), if writer.is_idle() => {
+            () = sleep_until(keepalive.ping_at()), if writer.is_idle() => {
                 writer.push(&ping(), MESSAGE_BYTES_MAX)?;
-                vigil.spoke(Instant::now());
+                keepalive.spoke(Instant::now());
             }
-            () = sleep_until(vigil.silent_at()) => return Err(ServeError::Silent),
+            () = sleep_until(keepalive.silent_at()) => return Err(ServeError::Silent),
         }
     }
 }
 
 /// Follows another control plane until the stream ends, and returns the reason.
 ///
-/// Sends [`Event::Elsewhere`] for reported sidecars, and [`Event::PeerLeft`] at the end.
+/// Sends [`Event::OtherReplica`] for reported sidecars, and [`Event::PeerLeft`] at the end.
 pub async fn follow_peer<S>(stream: S, connection: ConnectionId, events: EventSender) -> FollowError
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -121,12 +121,12 @@ where
     let (read, write) = tokio::io::split(stream);
     let mut reader = FrameReader::new(read, MESSAGE_BYTES_MAX);
     let mut writer = FrameWriter::new(write);
-    let mut vigil = Vigil::new(Instant::now());
+    let mut keepalive = Keepalive::new(Instant::now());
     loop {
         tokio::select! {
             frame = reader.next() => {
                 let frame = frame?.ok_or(FollowError::Closed)?;
-                vigil.heard(Instant::now());
+                keepalive.heard(Instant::now());
                 let message = proto::ToPeer::decode(frame);
                 let message = message.map_err(|error| FollowError::Malformed(error.to_string()))?;
                 // Messages of unknown kinds, from newer releases, are ignored.
@@ -138,11 +138,11 @@ where
                 }
             }
             written = writer.advance(), if !writer.is_idle() => written?,
-            () = sleep_until(vigil.ping_at()), if writer.is_idle() => {
+            () = sleep_until(keepalive.ping_at()), if writer.is_idle() => {
                 writer.push(&ping(), REQUEST_BYTES_MAX)?;
-                vigil.spoke(Instant::now());
+                keepalive.spoke(Instant::now());
             }
-            () = sleep_until(vigil.silent_at()) => return Err(FollowError::Silent),
+            () = sleep_until(keepalive.silent_at()) => return Err(FollowError::Silent),
         }
     }
 }
@@ -199,7 +199,7 @@ fn registrations(
     let here = here.collect::<Result<Registered, FollowError>>()?;
     let gone = wire.gone.iter().map(|name| Ok(parsed("registrations.gone", name)?));
     let gone = gone.collect::<Result<Vec<WorkloadName>, FollowError>>()?;
-    Ok(Event::Elsewhere { connection, here, gone })
+    Ok(Event::OtherReplica { connection, here, gone })
 }
 
 /// Keeps a message with the longest names and many ports within its limit.
@@ -227,7 +227,7 @@ mod tests {
 
     /// The known sidecars after this event.
     fn learn(known: &mut Registered, event: Event) {
-        let Event::Elsewhere { here, gone, .. } = event else { panic!("{event:?}") };
+        let Event::OtherReplica { here, gone, .. } = event else { panic!("{event:?}") };
         known.extend(here);
         for name in gone {
             known.remove(&name);
@@ -238,7 +238,7 @@ mod tests {
     async fn a_follower_ends_up_with_what_the_other_has_and_hears_of_its_end() {
         // So small that the sender always has to wait.
         let (ours, theirs) = duplex(64);
-        let (told, watched) = watch::channel(here(&[("a/one", 1), ("a/two", 2)]));
+        let (sent, watched) = watch::channel(here(&[("a/one", 1), ("a/two", 2)]));
         let (queue, mut heard) = event_queue(1);
         let events = queue.connect(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
@@ -251,7 +251,7 @@ mod tests {
             here(&[]),
             here(&[("a/three", 4), ("a/one", 5)]),
         ] {
-            told.send_replace(Arc::clone(&state));
+            sent.send_replace(Arc::clone(&state));
             while known != *state {
                 learn(&mut known, heard.recv().await.unwrap().event);
             }
@@ -259,7 +259,7 @@ mod tests {
         // Silence does not end the stream; closing it does.
         tokio::time::sleep(std::time::Duration::from_secs(600)).await;
         assert!(heard.try_recv().is_err());
-        drop(told);
+        drop(sent);
         let last = heard.recv().await.unwrap().event;
         assert!(matches!(last, Event::PeerLeft { connection: ConnectionId(7) }), "{last:?}");
         while tasks.join_next().await.is_some() {}
@@ -268,13 +268,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_follower_hears_of_a_control_plane_without_sidecars() {
         let (ours, theirs) = duplex(64);
-        let (_told, watched) = watch::channel(here(&[]));
+        let (_reported, watched) = watch::channel(here(&[]));
         let (queue, mut heard) = event_queue(1);
         let events = queue.connect(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(ours, watched).await) });
         tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
-        let Event::Elsewhere { connection, here, gone } = heard.recv().await.unwrap().event else {
+        let Event::OtherReplica { connection, here, gone } = heard.recv().await.unwrap().event
+        else {
             panic!("the first event is about its sidecars");
         };
         assert_eq!((connection, here.len(), gone.len()), (ConnectionId(7), 0, 0));
@@ -287,7 +288,7 @@ mod tests {
         let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
         let all = here(&names);
         let (ours, theirs) = duplex(1 << 20);
-        let (_told, watched) = watch::channel(Arc::clone(&all));
+        let (_reported, watched) = watch::channel(Arc::clone(&all));
         let (queue, mut heard) = event_queue(1);
         let events = queue.connect(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
@@ -296,7 +297,7 @@ mod tests {
         let mut known = Registered::new();
         while known != *all {
             let event = heard.recv().await.unwrap().event;
-            if let Event::Elsewhere { here, gone, .. } = &event {
+            if let Event::OtherReplica { here, gone, .. } = &event {
                 assert!(here.len() + gone.len() <= 2 * REGISTRATIONS_PER_EVENT);
             }
             learn(&mut known, event);
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_told_of_in_messages_within_the_limit() {
+    fn many_are_reported_of_in_messages_within_the_limit() {
         let name = |number: usize| format!("{}/{}-{number}", "n".repeat(63), "w".repeat(56));
         let names: Vec<String> = (0..3000).map(name).collect();
         let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();

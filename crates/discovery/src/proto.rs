@@ -85,7 +85,7 @@ pub struct Hello {
     #[prost(uint64, tag = "20")]
     pub session: u64,
     #[prost(fixed64, tag = "21")]
-    pub edition: u64,
+    pub ca_generation: u64,
     #[prost(fixed64, tag = "70")]
     pub process: u64,
     #[prost(bytes = "vec", repeated, tag = "22")]
@@ -488,13 +488,13 @@ pub struct Plan {
     #[prost(message, repeated, tag = "6")]
     pub served: ::prost::alloc::vec::Vec<Served>,
     #[prost(message, repeated, tag = "7")]
-    pub doors: ::prost::alloc::vec::Vec<Door>,
+    pub outbound_listeners: ::prost::alloc::vec::Vec<OutboundListener>,
     #[prost(message, optional, tag = "8")]
     pub access: ::core::option::Option<Access>,
     #[prost(string, repeated, tag = "40")]
     pub revoked: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(fixed64, tag = "41")]
-    pub edition: u64,
+    pub ca_generation: u64,
     #[prost(message, repeated, tag = "70")]
     pub revoked_workloads: ::prost::alloc::vec::Vec<RevokedWorkload>,
     #[prost(message, optional, tag = "20")]
@@ -516,7 +516,7 @@ pub struct Plan {
     #[prost(message, repeated, tag = "131")]
     pub openings: ::prost::alloc::vec::Vec<Opening>,
     #[prost(message, repeated, tag = "132")]
-    pub outlets: ::prost::alloc::vec::Vec<Outlet>,
+    pub egress_rules: ::prost::alloc::vec::Vec<EgressRule>,
     #[prost(message, repeated, tag = "133")]
     pub guards: ::prost::alloc::vec::Vec<GuardedPort>,
     #[prost(message, repeated, tag = "134")]
@@ -577,7 +577,7 @@ pub struct JwtIssuer {
     #[prost(string, tag = "1")]
     pub issuer: ::prost::alloc::string::String,
     #[prost(string, repeated, tag = "2")]
-    pub audiences: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    pub aud: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, tag = "3")]
     pub keys: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "4")]
@@ -625,16 +625,16 @@ pub struct ClaimMatch {
     pub values: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Decider {
+pub struct CheckService {
     #[prost(uint64, tag = "3")]
     pub timeout_nanoseconds: u64,
     #[prost(bool, tag = "4")]
     pub unanswered_allowed: bool,
-    #[prost(oneof = "decider::At", tags = "1, 2")]
-    pub at: ::core::option::Option<decider::At>,
+    #[prost(oneof = "check_service::At", tags = "1, 2")]
+    pub at: ::core::option::Option<check_service::At>,
 }
-/// Nested message and enum types in `Decider`.
-pub mod decider {
+/// Nested message and enum types in `CheckService`.
+pub mod check_service {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum At {
         #[prost(message, tag = "1")]
@@ -653,13 +653,13 @@ pub struct DecidingService {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Authorization {
     #[prost(message, optional, tag = "1")]
-    pub decider: ::core::option::Option<Decider>,
+    pub check_service: ::core::option::Option<CheckService>,
     #[prost(message, repeated, tag = "2")]
     pub requests: ::prost::alloc::vec::Vec<RequestMatch>,
     #[prost(message, optional, tag = "3")]
     pub headers: ::core::option::Option<HeaderNames>,
     #[prost(message, repeated, tag = "4")]
-    pub context: ::prost::alloc::vec::Vec<Told>,
+    pub context: ::prost::alloc::vec::Vec<Sent>,
     #[prost(message, optional, tag = "5")]
     pub body: ::core::option::Option<ShownBody>,
 }
@@ -673,7 +673,7 @@ pub struct ShownBody {
     pub as_bytes: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Told {
+pub struct Sent {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -687,7 +687,7 @@ pub struct HeaderNames {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GlobalLimit {
     #[prost(message, optional, tag = "1")]
-    pub decider: ::core::option::Option<Decider>,
+    pub check_service: ::core::option::Option<CheckService>,
     #[prost(string, tag = "2")]
     pub domain: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "3")]
@@ -746,7 +746,7 @@ pub struct Opening {
     #[prost(message, optional, tag = "10")]
     pub requests: ::core::option::Option<RequestMatches>,
     #[prost(string, repeated, tag = "11")]
-    pub guests: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    pub external_principals: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(oneof = "opening::Entry", tags = "3, 4, 5, 6")]
     pub entry: ::core::option::Option<opening::Entry>,
 }
@@ -772,13 +772,13 @@ pub struct HttpsEntry {
     pub server_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Outlet {
+pub struct EgressRule {
     #[prost(string, tag = "1")]
     pub policy: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
     pub port: u32,
-    #[prost(enumeration = "ToldBy", tag = "3")]
-    pub told_by: i32,
+    #[prost(enumeration = "MatchedBy", tag = "3")]
+    pub matched_by: i32,
     #[prost(string, repeated, tag = "4")]
     pub hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "5")]
@@ -856,17 +856,17 @@ pub struct GatewayCertificate {
     pub key: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Whereabouts {
+pub struct DnsRecord {
     #[prost(bytes = "vec", repeated, tag = "1")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Occupant {
-    #[prost(oneof = "occupant::What", tags = "1, 2, 3")]
-    pub what: ::core::option::Option<occupant::What>,
+pub struct AddressEntry {
+    #[prost(oneof = "address_entry::What", tags = "1, 2, 3")]
+    pub what: ::core::option::Option<address_entry::What>,
 }
-/// Nested message and enum types in `Occupant`.
-pub mod occupant {
+/// Nested message and enum types in `AddressEntry`.
+pub mod address_entry {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum What {
         #[prost(message, tag = "1")]
@@ -874,18 +874,18 @@ pub mod occupant {
         #[prost(string, tag = "2")]
         Service(::prost::alloc::string::String),
         #[prost(message, tag = "3")]
-        Workload(super::OccupantWorkload),
+        Workload(super::AddressWorkload),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct OccupantWorkload {
+pub struct AddressWorkload {
     #[prost(string, tag = "1")]
     pub workload: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
-    pub ports: ::prost::alloc::vec::Vec<OccupantPort>,
+    pub ports: ::prost::alloc::vec::Vec<AddressPort>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct OccupantPort {
+pub struct AddressPort {
     #[prost(uint32, tag = "1")]
     pub number: u32,
     #[prost(string, tag = "2")]
@@ -1070,7 +1070,7 @@ pub struct Served {
     pub service: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Door {
+pub struct OutboundListener {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
@@ -1179,7 +1179,7 @@ pub struct ServicePort {
     #[prost(message, repeated, tag = "40")]
     pub tls_rules: ::prost::alloc::vec::Vec<TlsRule>,
     #[prost(message, optional, tag = "30")]
-    pub treatment: ::core::option::Option<Treatment>,
+    pub traffic_policy: ::core::option::Option<TrafficPolicy>,
     #[prost(message, optional, tag = "80")]
     pub tcp_rule: ::core::option::Option<TcpRule>,
     #[prost(message, optional, tag = "100")]
@@ -1195,7 +1195,7 @@ pub struct Hedging {
     pub methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Treatment {
+pub struct TrafficPolicy {
     #[prost(message, optional, tag = "1")]
     pub removal: ::core::option::Option<Removal>,
     #[prost(message, optional, tag = "90")]
@@ -1914,13 +1914,13 @@ impl TapSide {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
-pub enum ToldBy {
+pub enum MatchedBy {
     Unspecified = 0,
     Http = 1,
     ServerName = 2,
     Address = 3,
 }
-impl ToldBy {
+impl MatchedBy {
     /// String value of the enum field names used in the ProtoBuf definition.
     ///
     /// The values are not transformed in any way and thus are considered stable

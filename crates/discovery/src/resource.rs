@@ -4,10 +4,11 @@
 //! resource's version.
 
 mod action;
+mod address_entry;
 mod balancing;
-mod border;
 mod breaker;
 mod cors;
+mod dns_record;
 mod endpoint;
 mod fault;
 mod field;
@@ -15,9 +16,9 @@ mod gateway;
 mod guard;
 mod hedging;
 mod inbound;
+mod ingress_and_egress;
 mod jwt;
 mod limit;
-mod occupant;
 mod persistence;
 mod plan;
 mod request;
@@ -25,13 +26,12 @@ mod retry;
 mod service;
 mod sight;
 mod tag;
-mod treatment;
-mod whereabouts;
+mod traffic_policy;
 
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use leno_model::{Endpoint, Occupant, ServiceName, ServiceView, Whereabouts, WorkloadPlan};
+use leno_model::{AddressEntry, DnsRecord, Endpoint, ServiceName, ServiceView, WorkloadPlan};
 use prost::Message;
 
 use crate::key::ResourceKey;
@@ -42,7 +42,7 @@ pub(crate) use field::{
     socket_address_to_wire,
 };
 
-pub(crate) use whereabouts::ADDRESSES_OF_NAME_MAX;
+pub(crate) use dns_record::ADDRESSES_OF_NAME_MAX;
 
 /// One resource, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,9 +54,9 @@ pub enum Resource {
     /// An endpoint.
     Endpoint(Endpoint),
     /// An address entry.
-    Occupant(IpAddr, Occupant),
+    AddressEntry(IpAddr, AddressEntry),
     /// A DNS record.
-    Whereabouts(ServiceName, Whereabouts),
+    DnsRecord(ServiceName, DnsRecord),
 }
 
 impl Resource {
@@ -74,10 +74,10 @@ impl Resource {
             ResourceKey::Endpoint(id) => {
                 read(content, |wire| endpoint::from_wire(id, &wire)).map(Self::Endpoint)
             }
-            ResourceKey::Address(address) => read(content, occupant::from_wire)
-                .map(|occupant| Self::Occupant(*address, occupant)),
-            ResourceKey::Name(name) => read(content, whereabouts::from_wire)
-                .map(|whereabouts| Self::Whereabouts(name.clone(), whereabouts)),
+            ResourceKey::Address(address) => read(content, address_entry::from_wire)
+                .map(|address_entry| Self::AddressEntry(*address, address_entry)),
+            ResourceKey::Name(name) => read(content, dns_record::from_wire)
+                .map(|dns_record| Self::DnsRecord(name.clone(), dns_record)),
         }
         .map_err(|invalid| InvalidResource {
             key: upsert.key.clone(),
@@ -107,14 +107,14 @@ pub fn encode_endpoint(endpoint: &Endpoint) -> Bytes {
 
 /// Encodes an address entry; the address is in its key.
 #[must_use]
-pub fn encode_occupant(occupant: &Occupant) -> Bytes {
-    occupant::to_wire(occupant).encode_to_vec().into()
+pub fn encode_address_entry(address_entry: &AddressEntry) -> Bytes {
+    address_entry::to_wire(address_entry).encode_to_vec().into()
 }
 
 /// Encodes a DNS record; the name is in its key.
 #[must_use]
-pub fn encode_whereabouts(whereabouts: &Whereabouts) -> Bytes {
-    whereabouts::to_wire(whereabouts).encode_to_vec().into()
+pub fn encode_dns_record(dns_record: &DnsRecord) -> Bytes {
+    dns_record::to_wire(dns_record).encode_to_vec().into()
 }
 
 /// A resource that failed validation.

@@ -18,6 +18,7 @@ use crate::client::SERVICES_PER_MESSAGE_MAX;
 use crate::envelope::{hello_from_wire, services_from_wire};
 use crate::event::{Connected, ConnectionId, Event, Standing};
 use crate::frame::{FrameError, FrameReader, FrameWriter, REQUEST_BYTES_MAX};
+use crate::keepalive::PING_AFTER;
 use crate::message::Hello;
 use crate::proto::{self, from_proxy};
 use crate::publisher::Publisher;
@@ -27,7 +28,6 @@ use crate::resource::Invalid;
 use crate::server::pending::Pending;
 use crate::server::session::{Ending, Session};
 use crate::tap::Taps;
-use crate::vigil::PING_AFTER;
 
 /// Serves one proxy over an authenticated stream until the stream ends.
 ///
@@ -62,7 +62,7 @@ where
         Ok(Some(introduction)) => introduction,
         Ok(None) => return Ok(()),
         Err(error) => {
-            session::farewell(writer, &error.to_string()).await;
+            session::shutdown(writer, &error.to_string()).await;
             return Err(error);
         }
     };

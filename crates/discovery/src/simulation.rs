@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    EndpointId, Occupant, OccupantPort, ServiceName, ServiceView, Snapshot, Whereabouts,
+    AddressEntry, AddressPort, DnsRecord, EndpointId, ServiceName, ServiceView, Snapshot,
 };
 
 use crate::doubt::Doubt;
@@ -52,8 +52,8 @@ struct Simulation {
     seed: u64,
     chance: Chance,
     services: BTreeMap<ServiceName, ServiceView>,
-    addresses: BTreeMap<IpAddr, Arc<Occupant>>,
-    names: BTreeMap<ServiceName, Arc<Whereabouts>>,
+    addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
+    names: BTreeMap<ServiceName, Arc<DnsRecord>>,
     ports_swapped: bool,
     change: u64,
     publisher: Publisher,
@@ -128,20 +128,20 @@ impl Simulation {
     fn move_address(&mut self) {
         let address = IpAddr::from([10, 0, 0, u8::try_from(self.chance.below(6)).unwrap()]);
         let name = named(NAMES[self.chance.below(NAMES.len())]);
-        let occupant = match self.chance.below(5) {
+        let address_entry = match self.chance.below(5) {
             0 => return drop(self.addresses.remove(&address)),
-            1 => Occupant::Outside,
-            2 => Occupant::Service(name),
+            1 => AddressEntry::Outside,
+            2 => AddressEntry::Service(name),
             with => {
                 let endpoint = endpoint(&name, 1);
                 let workload = endpoint.id.workload.clone();
                 let endpoint = Some(Arc::new(endpoint)).filter(|_| with == 3);
                 let protocol = leno_model::Protocol::Http;
-                let port = OccupantPort { service: name, port: 9080, protocol, endpoint };
-                Occupant::Workload { workload, ports: BTreeMap::from([(80, port)]) }
+                let port = AddressPort { service: name, port: 9080, protocol, endpoint };
+                AddressEntry::Workload { workload, ports: BTreeMap::from([(80, port)]) }
             }
         };
-        self.addresses.insert(address, Arc::new(occupant));
+        self.addresses.insert(address, Arc::new(address_entry));
     }
 
     /// Changes a DNS record, or removes its subscription.
@@ -151,15 +151,15 @@ impl Simulation {
         if count == 3 {
             return drop(self.names.remove(&name));
         }
-        let whereabouts = (0..count).map(|last| IpAddr::from([10, 0, 1, last])).collect();
-        self.names.insert(name, Arc::new(whereabouts));
+        let dns_record = (0..count).map(|last| IpAddr::from([10, 0, 1, last])).collect();
+        self.names.insert(name, Arc::new(dns_record));
     }
 
     /// The configuration as the control plane would compile it now.
     fn world(&mut self) -> Update {
         self.change += 1;
         let mut plan = plan();
-        plan.doors.truncate(usize::from(self.ports_swapped));
+        plan.outbound_listeners.truncate(usize::from(self.ports_swapped));
         let services: BTreeMap<_, _> = self
             .services
             .iter()

@@ -9,7 +9,7 @@ use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Update, Upsert};
 use crate::proto;
 use crate::resource::{
-    encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
+    encode_address_entry, encode_dns_record, encode_endpoint, encode_plan, encode_service,
 };
 
 impl Update {
@@ -79,13 +79,13 @@ fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
         });
         std::iter::once(service).chain(endpoints)
     });
-    let addresses = snapshot.addresses.iter().map(|(address, occupant)| Upsert {
+    let addresses = snapshot.addresses.iter().map(|(address, address_entry)| Upsert {
         key: ResourceKey::Address(*address),
-        content: encode_occupant(occupant),
+        content: encode_address_entry(address_entry),
     });
-    let names = snapshot.names.iter().map(|(name, whereabouts)| Upsert {
+    let names = snapshot.names.iter().map(|(name, dns_record)| Upsert {
         key: ResourceKey::Name(name.clone()),
-        content: encode_whereabouts(whereabouts),
+        content: encode_dns_record(dns_record),
     });
     std::iter::once(plan).chain(services).chain(addresses).chain(names)
 }

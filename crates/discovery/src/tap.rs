@@ -52,7 +52,7 @@ pub struct TooManyTaps;
 #[derive(Debug, Clone)]
 pub(crate) struct OpenTap {
     pub(crate) tap: Tap,
-    outlet: mpsc::Sender<Tapped>,
+    sender: mpsc::Sender<Tapped>,
     /// Records that did not fit into the queue.
     lost: Arc<AtomicU64>,
 }
@@ -71,9 +71,9 @@ impl Taps {
     /// [`TooManyTaps`].
     pub fn open(self: &Arc<Self>, tap: Tap) -> Result<Tapping, TooManyTaps> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (outlet, intake) = mpsc::channel(TAPPED_MAX);
+        let (sender, intake) = mpsc::channel(TAPPED_MAX);
         let lost = Arc::<AtomicU64>::default();
-        let open = OpenTap { tap: Tap { id, ..tap }, outlet, lost: Arc::clone(&lost) };
+        let open = OpenTap { tap: Tap { id, ..tap }, sender, lost: Arc::clone(&lost) };
         let has_room = self.open.send_if_modified(|all| {
             let has_room = all.len() < TAPS_MAX;
             if has_room {
@@ -119,7 +119,7 @@ impl OpenTap {
     /// Forwards a proxy's records, if the queue has room.
     pub(crate) fn tell(&self, tapped: Tapped) {
         let count = (tapped.records.len() as u64).saturating_add(tapped.dropped);
-        if self.outlet.try_send(tapped).is_err() {
+        if self.sender.try_send(tapped).is_err() {
             self.lose(count);
         }
     }
@@ -168,10 +168,10 @@ pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
 /// The accepted records of a message, and the number of dropped ones: those that are too long, and those over
 /// the limit of a message.
 pub(crate) fn records_from_wire(mut records: Vec<String>) -> (Vec<String>, u64) {
-    let told = records.len();
+    let sent = records.len();
     records.truncate(RECORDS_MAX);
     records.retain(|record| record.len() <= RECORD_BYTES_MAX);
-    let left_out = told.saturating_sub(records.len());
+    let left_out = sent.saturating_sub(records.len());
     (records, left_out as u64)
 }
 

@@ -146,7 +146,7 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
 /// Parses a report. Invalid series, and those over the limit, are counted as overflow: a newer proxy may report
 /// labels unknown to this release, and statistics are no reason to end a stream.
 pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
-    let told = wire.series.len().saturating_add(wire.rules.len());
+    let sent = wire.series.len().saturating_add(wire.rules.len());
     let read = |(index, series)| {
         series_from_wire(series).inspect_err(|invalid| {
             tracing::debug!(index, field = %invalid.field, reason = %invalid.reason, "invalid traffic series ignored");
@@ -156,7 +156,7 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
     let series: Vec<_> = series.filter_map(|indexed| read(indexed).ok()).collect();
     let rules = wire.rules.into_iter().take(RULES_MAX).filter_map(|rule| rule_from_wire(rule).ok());
     let rules: Vec<_> = rules.collect();
-    let left_out = u32::try_from(told - series.len() - rules.len()).unwrap_or(u32::MAX);
+    let left_out = u32::try_from(sent - series.len() - rules.len()).unwrap_or(u32::MAX);
     Traffic {
         span: Duration::from_millis(wire.span_ms.into()),
         series,

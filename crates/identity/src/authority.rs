@@ -1,7 +1,7 @@
 //! The built-in certificate authority: one root key on disk, short-lived certificates for members.
 
+mod external_principals;
 mod files;
-mod guests;
 mod issuer;
 mod rotation;
 mod succession;
@@ -12,7 +12,9 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::{digest, rand};
-use leno_model::{BadSubject, GuestId, Instance, Name, SpiffeId, TrustDomain, WorkloadName};
+use leno_model::{
+    BadSubject, ExternalPrincipalId, Instance, Name, SpiffeId, TrustDomain, WorkloadName,
+};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
@@ -22,7 +24,7 @@ use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
 
-use crate::credential::{CLOCK_SKEW, CredentialError, Issued, edition};
+use crate::credential::{CLOCK_SKEW, CredentialError, Issued, ca_generation};
 use crate::directory::create_private_directory;
 use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
@@ -154,8 +156,8 @@ impl Authority {
     /// Returns the CA generation: it distinguishes certificates that this authority would issue in the same way
     /// from those of another signer or with other roots.
     #[must_use]
-    pub fn edition(&self) -> u64 {
-        edition(self.issuer.key().public_key_raw(), &self.roots)
+    pub fn ca_generation(&self) -> u64 {
+        ca_generation(self.issuer.key().public_key_raw(), &self.roots)
     }
 
     /// Returns the trust domain of the authority's members.
@@ -368,12 +370,12 @@ pub enum AuthorityError {
     },
     /// An external principal without a name.
     #[error("the external client `{0}` has no DNS name")]
-    Nameless(GuestId),
+    Nameless(ExternalPrincipalId),
     /// Servers would reject the certificate of an external principal.
     #[error(
         "the name constraints of the signing CA exclude external clients: reissue the CA without name constraints"
     )]
-    GuestUseless(#[source] rustls::Error),
+    ExternalPrincipalUseless(#[source] rustls::Error),
     /// The lifetime is too short or too long.
     #[error("the certificate lifetime {0:?} is out of range: use 1 s to 90 days")]
     Lifetime(Duration),

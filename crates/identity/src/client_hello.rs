@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_name_no_server_are_told_apart_from_slow_ones() {
+    fn clients_that_name_no_server_are_reported_apart_from_slow_ones() {
         // Addresses are not sent as server names (RFC 6066 §3).
         let unnamed = hello("192.0.2.1");
         assert_eq!(ClientHelloReader::default().read(&unnamed), ClientHello::Unnamed);

@@ -54,7 +54,7 @@ pub struct Credential {
     resolver: Arc<SingleCertAndKey>,
     roots: Roots,
     leaf: Leaf,
-    edition: u64,
+    ca_generation: u64,
 }
 
 impl Credential {
@@ -70,7 +70,7 @@ impl Credential {
             return Err(CredentialError::LongChain);
         }
         verify_chain(&chain, &roots, leaf.peer.not_before).map_err(CredentialError::Chain)?;
-        let edition = edition_of(&chain, &roots, leaf.peer.not_before);
+        let ca_generation = ca_generation_of(&chain, &roots, leaf.peer.not_before);
         let certified = CertifiedKey::from_der(chain, key.to_der(), &provider())
             .map_err(CredentialError::Key)?;
         let certified = Arc::new(certified);
@@ -80,7 +80,7 @@ impl Credential {
             certified,
             roots,
             leaf,
-            edition,
+            ca_generation,
         })
     }
 
@@ -109,10 +109,10 @@ impl Credential {
     }
 
     /// Returns the CA generation, which differs for another signer or other trusted roots; equal to
-    /// [`crate::Authority::edition`] of an authority that would issue it in the same way.
+    /// [`crate::Authority::ca_generation`] of an authority that would issue it in the same way.
     #[must_use]
-    pub fn edition(&self) -> u64 {
-        self.edition
+    pub fn ca_generation(&self) -> u64 {
+        self.ca_generation
     }
 
     /// Returns the start of its validity.
@@ -255,7 +255,7 @@ pub enum CredentialError {
 }
 
 /// Returns the CA generation of a chain that leads to one of these roots.
-fn edition_of(chain: &[CertificateDer<'static>], roots: &Roots, at: SystemTime) -> u64 {
+fn ca_generation_of(chain: &[CertificateDer<'static>], roots: &Roots, at: SystemTime) -> u64 {
     let all = roots.certificates();
     let leads = |root: &&CertificateDer<'static>| {
         let root = Roots::new(vec![(*root).clone()]);
@@ -264,11 +264,11 @@ fn edition_of(chain: &[CertificateDer<'static>], roots: &Roots, at: SystemTime) 
     let signer = chain.get(1).or_else(|| all.iter().find(leads));
     let signer = signer.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
     let key = signer.map(|(_, signer)| signer.public_key().subject_public_key.data.to_vec());
-    edition(&key.unwrap_or_default(), roots)
+    ca_generation(&key.unwrap_or_default(), roots)
 }
 
 /// Returns a hash of a signer's public key and the trusted roots; never 0.
-pub(crate) fn edition(signer: &[u8], roots: &Roots) -> u64 {
+pub(crate) fn ca_generation(signer: &[u8], roots: &Roots) -> u64 {
     let mut all = digest::Context::new(&digest::SHA256);
     all.update(signer);
     for root in roots.certificates() {

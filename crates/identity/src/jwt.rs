@@ -45,7 +45,7 @@ pub enum BadJwt {
     Early,
     /// The token is for another audience.
     #[error("the token's audience is not accepted")]
-    Audience,
+    Aud,
 }
 
 /// A parsed token, not yet verified.
@@ -63,7 +63,7 @@ pub struct Expected<'a> {
     /// The issuer.
     pub issuer: &'a str,
     /// The accepted audiences; any if empty.
-    pub audiences: &'a [String],
+    pub aud: &'a [String],
     /// The tolerated clock skew.
     pub leeway: Duration,
     /// True if tokens without an expiration time are rejected.
@@ -123,8 +123,8 @@ impl<'a> UnverifiedJwt<'a> {
             return Err(BadJwt::Issuer);
         }
         self.check_time(expected)?;
-        if !expected.audiences.is_empty() && !self.is_for(expected.audiences) {
-            return Err(BadJwt::Audience);
+        if !expected.aud.is_empty() && !self.is_for(expected.aud) {
+            return Err(BadJwt::Aud);
         }
         Ok(self.claims)
     }
@@ -155,9 +155,9 @@ impl<'a> UnverifiedJwt<'a> {
         Ok(())
     }
 
-    fn is_for(&self, audiences: &[String]) -> bool {
+    fn is_for(&self, aud: &[String]) -> bool {
         let is_one = |value: &Value| {
-            value.as_str().is_some_and(|text| audiences.iter().any(|known| known == text))
+            value.as_str().is_some_and(|text| aud.iter().any(|known| known == text))
         };
         match self.claims.get("aud") {
             Some(Value::Array(several)) => several.iter().any(is_one),

@@ -14,7 +14,7 @@ mod credential;
 mod directory;
 mod disk;
 mod edge;
-mod guest;
+mod external_principal;
 mod join;
 mod jwt;
 mod key;
@@ -44,7 +44,9 @@ pub use credential::{Credential, CredentialError, Issued};
 pub use directory::{check_private_directory, create_private_directory, quoted};
 pub use disk::{kept_secret, open_lock, remove_drafts, replace_private};
 pub use edge::{BadCertificate, edge_config};
-pub use guest::{Guest, GuestCertificate, GuestSubject, Held, guest};
+pub use external_principal::{
+    ExternalCertificate, ExternalPrincipal, ExternalSubject, Held, external_principal,
+};
 pub use join::{JoinBundle, JoinBundleError};
 pub use jwt::{BadJwt, BadKeys, Expected, JwtKeys, UnverifiedJwt, texts_of};
 pub use key::PrivateKey;
@@ -56,7 +58,7 @@ pub use request::{CertificateRequest, RequestError};
 pub use revocations::{REVOKED_MAX, RevocationFile};
 pub use roots::{Roots, RootsError};
 pub use tls::{
-    TlsError, client_config, control_id, guest_server_config, join_client_config,
+    TlsError, client_config, control_id, external_principal_server_config, join_client_config,
     join_server_config, open_server_config, server_config, server_name,
 };
 pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, secret, token_digest};

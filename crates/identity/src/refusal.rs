@@ -52,9 +52,10 @@ fn of_certificate(refusal: &CertificateError) -> Reason {
         | CertificateError::NotValidYet
         | CertificateError::NotValidYetContext { .. } => Reason::ExpiredPeer,
         CertificateError::Other(ours) => match ours.0.downcast_ref() {
-            Some(VerifyError::ForeignTrustDomain { .. } | VerifyError::ForeignGuest { .. }) => {
-                Reason::ForeignTrustDomain
-            }
+            Some(
+                VerifyError::ForeignTrustDomain { .. }
+                | VerifyError::ForeignExternalPrincipal { .. },
+            ) => Reason::ForeignTrustDomain,
             Some(VerifyError::Expired) => Reason::ExpiredPeer,
             _ => Reason::UntrustedPeer,
         },

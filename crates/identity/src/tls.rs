@@ -17,7 +17,7 @@ use rustls::{ClientConfig, ServerConfig};
 use crate::credential::Credential;
 use crate::provider::provider;
 use crate::roots::Roots;
-use crate::verifier::{Anonymous, Guests, IdentityVerifier, MemberVerifier};
+use crate::verifier::{Anonymous, ExternalPrincipals, IdentityVerifier, MemberVerifier};
 
 /// Builds the configuration of a sidecar's inbound listener: clients must have a certificate of a member of the
 /// credential's trust domain. [`crate::peer`] returns the client.
@@ -28,19 +28,19 @@ pub fn server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Refused, Guests::Refused))
+    server(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Refused))
 }
 
 /// Builds the configuration of a sidecar's inbound listener that also accepts external principals:
-/// [`crate::guest`] returns the client if [`crate::peer`] does not.
+/// [`crate::external_principal`] returns the client if [`crate::peer`] does not.
 ///
 /// # Errors
 /// As [`server_config`].
-pub fn guest_server_config(
+pub fn external_principal_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Refused, Guests::Allowed))
+    server(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Allowed))
 }
 
 /// Builds the configuration of a sidecar's inbound listener for which client certificates are optional: a
@@ -53,7 +53,7 @@ pub fn open_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Allowed, Guests::Allowed))
+    server(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Allowed))
 }
 
 /// Builds the configuration of connections to an endpoint: only `expected` is accepted, whatever its address.
@@ -106,7 +106,7 @@ pub fn join_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Allowed, Guests::Refused))
+    server(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Refused))
 }
 
 /// Returns the SNI in the clear: `<service>.<namespace>.svc.cluster.local`. It informs foreign servers; trust
@@ -159,7 +159,7 @@ pub enum TlsError {
 fn server(
     credential: &Credential,
     alpn: &[&[u8]],
-    clients: (Anonymous, Guests),
+    clients: (Anonymous, ExternalPrincipals),
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
     let verifier = MemberVerifier::new(credential.roots(), trust_domain, clients)?;

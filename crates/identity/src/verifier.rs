@@ -14,7 +14,7 @@ use rustls::{
     PeerIncompatible, RootCertStore, SignatureScheme,
 };
 
-use crate::guest::Guest;
+use crate::external_principal::ExternalPrincipal;
 use crate::provider::provider;
 use crate::roots::Roots;
 use crate::verify::{Leaf, VerifyError};
@@ -30,7 +30,7 @@ pub(crate) enum Anonymous {
 
 /// Indicates whether certificates of external principals are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Guests {
+pub(crate) enum ExternalPrincipals {
     /// They are rejected.
     Refused,
     /// They are accepted; policies authorize them later.
@@ -44,14 +44,14 @@ pub(crate) struct MemberVerifier {
     /// Verifies certificates of the company's roots, which are insufficient for members.
     company: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
-    guests: Guests,
+    external_principals: ExternalPrincipals,
 }
 
 impl MemberVerifier {
     pub(crate) fn new(
         roots: &Roots,
         trust_domain: TrustDomain,
-        (anonymous, guests): (Anonymous, Guests),
+        (anonymous, external_principals): (Anonymous, ExternalPrincipals),
     ) -> Result<Self, VerifierBuilderError> {
         // The root names are not sent as a hint: members have only one certificate.
         let verifier = |store: &Arc<RootCertStore>| {
@@ -65,7 +65,7 @@ impl MemberVerifier {
         };
         let chain = verifier(roots.store())?;
         let company = roots.company().map(verifier).transpose()?;
-        Ok(Self { chain, company, trust_domain, guests })
+        Ok(Self { chain, company, trust_domain, external_principals })
     }
 
     /// Verifies a client without a chain to the mesh's authority: a certificate of the company is accepted
@@ -82,7 +82,9 @@ impl MemberVerifier {
             return Err(reason);
         };
         let found = leaf.peer.id;
-        match self.guests == Guests::Allowed && found.trust_domain == self.trust_domain {
+        match self.external_principals == ExternalPrincipals::Allowed
+            && found.trust_domain == self.trust_domain
+        {
             true => Ok(verified),
             false => Err(refused(VerifyError::OtherIssuer { found })),
         }
@@ -90,15 +92,19 @@ impl MemberVerifier {
 
     /// Determines the holder of a verified certificate.
     fn judge(&self, end_entity: &CertificateDer<'_>) -> Result<(), VerifyError> {
-        let guest = || Guest::read(end_entity).ok().filter(|_| self.guests == Guests::Allowed);
+        let external_principal = || {
+            ExternalPrincipal::read(end_entity)
+                .ok()
+                .filter(|_| self.external_principals == ExternalPrincipals::Allowed)
+        };
         let found = match Leaf::read(end_entity) {
             Ok(leaf) => leaf.peer.id,
             // A certificate that is not a member's may be an external principal's; none is both.
             Err(refusal) => {
-                let guest = guest().ok_or(refusal)?;
-                let is_ours = guest.id.trust_domain == self.trust_domain;
-                return is_ours.then_some(()).ok_or(VerifyError::ForeignGuest {
-                    found: guest.id,
+                let external_principal = external_principal().ok_or(refusal)?;
+                let is_ours = external_principal.id.trust_domain == self.trust_domain;
+                return is_ours.then_some(()).ok_or(VerifyError::ForeignExternalPrincipal {
+                    found: external_principal.id,
                     expected: self.trust_domain.clone(),
                 });
             }

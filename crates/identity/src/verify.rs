@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leno_model::{GuestId, Instance, InvalidName, SpiffeId, TrustDomain, WorkloadName};
+use leno_model::{ExternalPrincipalId, Instance, InvalidName, SpiffeId, TrustDomain, WorkloadName};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
@@ -92,15 +92,15 @@ pub enum VerifyError {
     },
     /// An external principal of another trust domain.
     #[error("the peer is the external client `{found}`, of another trust domain than `{expected}`")]
-    ForeignGuest {
+    ForeignExternalPrincipal {
         /// The identity of the peer.
-        found: GuestId,
+        found: ExternalPrincipalId,
         /// The accepted trust domain.
         expected: TrustDomain,
     },
     /// An external principal without a name, or with an invalid one.
     #[error("the certificate of an external client has no DNS name, or an invalid one")]
-    GuestNames,
+    ExternalPrincipalNames,
     /// The certificate chains to the company's root, but not to the mesh's own intermediate.
     #[error(
         "the certificate of `{found}` was signed by another intermediate CA below the same root: only the CA of the mesh may \

@@ -37,7 +37,7 @@ pub struct SharedAuthority {
     /// The content of the directory at the last poll, if it is not in the Secret yet.
     changed: Option<AuthorityFiles>,
     /// The roots last written to the ConfigMap.
-    told: Option<String>,
+    reported: Option<String>,
 }
 
 impl SharedAuthority {
@@ -57,7 +57,7 @@ impl SharedAuthority {
             secret: None,
             synced: AuthorityFiles::default(),
             changed: None,
-            told: None,
+            reported: None,
         }
     }
 
@@ -131,7 +131,7 @@ impl SharedAuthority {
                 None => {
                     looked = looked.wrapping_add(1);
                     if looked.is_multiple_of(TELL_AGAIN) {
-                        self.told = None;
+                        self.reported = None;
                         self.tell_roots().await;
                     }
                     // The API server may have rejected the previous attempt.
@@ -153,8 +153,8 @@ impl SharedAuthority {
             // The authority is in the directory: the Secret is created from it.
             return Ok(false);
         }
-        let told = self.maps.get_opt(&ROOTS_NAME).await;
-        Ok(told.map_err(SharedError::Roots)?.is_some())
+        let reported = self.maps.get_opt(&ROOTS_NAME).await;
+        Ok(reported.map_err(SharedError::Roots)?.is_some())
     }
 
     /// Opens the authority in the directory, or creates one.
@@ -262,7 +262,9 @@ impl SharedAuthority {
     /// Publishes the roots in a ConfigMap that all accounts may read.
     async fn tell_roots(&mut self) {
         let roots = self.synced.roots();
-        let Some(roots) = roots.filter(|roots| self.told.as_ref() != Some(roots)) else { return };
+        let Some(roots) = roots.filter(|roots| self.reported.as_ref() != Some(roots)) else {
+            return;
+        };
         let map = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -271,7 +273,7 @@ impl SharedAuthority {
         });
         let parameters = PatchParams::apply(CONTROL).force();
         match self.maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
-            Ok(_) => self.told = Some(roots),
+            Ok(_) => self.reported = Some(roots),
             Err(error) => {
                 tracing::warn!(%error, "cannot write the roots to the ConfigMap \
                                         `{ROOTS_CONFIG_MAP}`");

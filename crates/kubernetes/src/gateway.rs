@@ -16,7 +16,7 @@ mod served;
 mod tests;
 
 pub use self::provision::provision;
-pub use self::resolve::Wish;
+pub use self::resolve::DesiredGateway;
 
 pub(crate) use self::facts::{Address, Fact, Facts, RouteId};
 pub(crate) use self::read::{EDGE_KINDS, certificate, deployment, fact, served};

@@ -5,12 +5,12 @@
 mod annotation;
 mod container;
 mod decision;
+mod options;
 mod probe;
 mod range;
 mod template;
 #[cfg(test)]
 mod tests;
-mod wishes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,15 +26,15 @@ use crate::words::{
 };
 
 pub use annotation::{InjectError, Of};
+pub use options::{Exclusions, INTERFACE_BYTES, Resources, is_interface};
 pub use range::AddressRange;
-pub use template::{Injected, Told, inject_manifest, namespaces_of};
-pub use wishes::{Exclusions, INTERFACE_BYTES, Resources, is_interface};
+pub use template::{Annotated, Injected, inject_manifest, namespaces_of};
 
 use container::Sidecar;
 pub(crate) use container::{STATE, probe, scraping, token_directory, unprivileged, volumes};
 pub(crate) use decision::{SYSTEM_NAMESPACES, decide};
+use options::SidecarOptions;
 use probe::Probes;
-use wishes::Wishes;
 
 /// Settings of all sidecars of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -217,7 +217,7 @@ pub fn inject(
             return Ok(Outcome::Skipped(skip));
         }
     }
-    let wishes = Wishes::read(pod, demand.namespace(), settings)?;
+    let options = SidecarOptions::read(pod, demand.namespace(), settings)?;
     decision::refuse_sidecar_user(pod)?;
     let mut pod = pod.clone();
     let mut probes = Probes::default();
@@ -226,13 +226,13 @@ pub fn inject(
             probes.take_over(container);
         }
     }
-    let sidecar = Sidecar { settings, wishes: &wishes, probes: &probes };
+    let sidecar = Sidecar { settings, options: &options, probes: &probes };
     place(&mut pod, &sidecar);
     let unknown = warnings_of_marks(&pod);
     overruled.extend(unresolved(&pod, &settings.control));
-    label(&mut pod, &wishes);
+    label(&mut pod, &options);
     tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
-    overruled.extend(wishes.overruled);
+    overruled.extend(options.overruled);
     overruled.extend(probes.into_warnings());
     // Last, because clients show only the first few warnings of an admission review.
     overruled.extend(unknown);
@@ -309,13 +309,13 @@ fn unresolved(pod: &Value, control: &str) -> Option<String> {
     ))
 }
 
-fn label(pod: &mut Value, wishes: &Wishes) {
+fn label(pod: &mut Value, options: &SidecarOptions) {
     let application = application_container(pod).map(str::to_owned);
     let metadata = map(pod, "metadata");
     let labels = map(metadata.entry("labels").or_insert(Value::Null), "");
     labels.insert(MESHED.to_owned(), json!(MESHED_BY_SIDECAR));
     let mut annotations = Vec::new();
-    if wishes.scraped {
+    if options.scraped {
         annotations.extend(scraping());
     }
     // Make the application the default container of `kubectl logs` and `exec`.
@@ -327,8 +327,8 @@ fn label(pod: &mut Value, wishes: &Wishes) {
     }
     let known = map(metadata.entry("annotations").or_insert(Value::Null), "");
     let scraped_already =
-        wishes.application_metrics.is_none() && known.contains_key("prometheus.io/scrape");
-    if wishes.application_metrics.is_some() {
+        options.application_metrics.is_none() && known.contains_key("prometheus.io/scrape");
+    if options.application_metrics.is_some() {
         // The sidecar exposes the metrics of the application as well.
         scraping().iter().for_each(|(key, _)| drop(known.remove(*key)));
     }

@@ -2,8 +2,8 @@
 
 pub mod api;
 pub mod authority;
+pub mod external_principals;
 pub mod gateway;
-pub mod guests;
 pub mod inject;
 pub mod install;
 pub mod node;

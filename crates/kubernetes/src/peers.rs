@@ -37,12 +37,12 @@ pub async fn follow(
                 listed.take(event);
                 let peers = listed.peers(own, port);
                 found.send_if_modified(|last| {
-                    let news = *last != peers;
-                    if news {
+                    let event = *last != peers;
+                    if event {
                         tracing::info!(?peers, "the other control planes");
                         *last = peers;
                     }
-                    news
+                    event
                 });
             }
             Some(Err(error)) => {

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::status::event::Told;
+use crate::status::event::Reported;
 
 /// Writes an event on the pod of a sidecar for each client that the sidecar rejected, reported by `instance`.
 /// The count of an event increases while its client keeps connecting; a client that returns within
@@ -50,7 +50,7 @@ struct Known {
     /// The time of the last report about the client.
     seen: Instant,
     /// The event, unless the write failed or it has expired.
-    told: Option<Told>,
+    reported: Option<Reported>,
     /// The time of the retry after a failed write.
     retry: Option<Instant>,
 }
@@ -91,7 +91,7 @@ impl Events {
                 break;
             }
             self.recent.push_back(now);
-            self.known.insert(key, Known { seen: now, told: None, retry: None });
+            self.known.insert(key, Known { seen: now, reported: None, retry: None });
             due.push(client.clone());
         }
         due
@@ -101,24 +101,24 @@ impl Events {
         self.known.keys().filter(|(name, _)| name == workload).count()
     }
 
-    fn wrote(&mut self, client: &RejectedClient, written: Option<Told>) {
+    fn wrote(&mut self, client: &RejectedClient, written: Option<Reported>) {
         let Entry::Occupied(mut known) = self.known.entry((client.workload.clone(), client.client))
         else {
             return;
         };
         let known = known.get_mut();
         known.retry = written.is_none().then(|| known.seen + RETRY_AFTER);
-        known.told = written;
+        known.reported = written;
     }
 
     /// Increases the counts of events with active clients. An event that has expired in the API server is
     /// written again when its client returns after [`REMEMBERED`].
     async fn renew(&mut self, client: &Client, now: Instant) {
         for known in self.known.values_mut().filter(|known| known.seen == now) {
-            if let Some(told) = &mut known.told
-                && !told.renew(client, now).await
+            if let Some(reported) = &mut known.reported
+                && !reported.renew(client, now).await
             {
-                known.told = None;
+                known.reported = None;
             }
         }
     }
@@ -126,7 +126,7 @@ impl Events {
 
 /// Writes one event. Returns `None` if that fails, or if the pod has no UID, without which no tool shows the
 /// event.
-async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Option<Told> {
+async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Option<Reported> {
     let RejectedClient { workload, uid, .. } = rejected;
     let pod = ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -144,7 +144,7 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
         }
     };
     let note = note(rejected, owner.as_deref());
-    Told::write(client, (instance, &pod), (PLAINTEXT_REJECTED, &note), Instant::now()).await
+    Reported::write(client, (instance, &pod), (PLAINTEXT_REJECTED, &note), Instant::now()).await
 }
 
 /// Returns the pod with an address in the namespace of the event. Returns `None` for the address of a node,

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::api::{ApiError, create_secretly, escaped};
-use crate::words::TOKEN_AUDIENCE;
+use crate::words::TOKEN_AUD;
 
 /// A client that verifies tokens with the API server.
 pub struct TokenReviewer {
@@ -90,7 +90,7 @@ impl TokenReviewer {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
-                audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]),
+                audiences: Some(vec![TOKEN_AUD.to_owned()]),
             },
             ..TokenReview::default()
         };
@@ -143,11 +143,11 @@ fn claimed(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
     let claims = claims.filter(|claims| {
         let audiences =
             claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
-        audiences.iter().any(|it| it == TOKEN_AUDIENCE) && claims.sub.starts_with(ACCOUNT_PREFIX)
+        audiences.iter().any(|it| it == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
     let claims = claims.ok_or_else(|| {
         ReviewError::Refused(format!(
-            "it is not a service account token for the audience `{TOKEN_AUDIENCE}`"
+            "it is not a service account token for the audience `{TOKEN_AUD}`"
         ))
     })?;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -207,12 +207,12 @@ fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
         }
         return refused(format!(
             "the API server does not recognize the token: it has expired, its pod is gone, or it \
-             was issued for another audience than `{TOKEN_AUDIENCE}`"
+             was issued for another audience than `{TOKEN_AUD}`"
         ));
     }
     // An API server without audience support accepts any token.
-    if !status.audiences.unwrap_or_default().iter().any(|audience| audience == TOKEN_AUDIENCE) {
-        return refused(format!("the token was not issued for the audience `{TOKEN_AUDIENCE}`"));
+    if !status.audiences.unwrap_or_default().iter().any(|aud| aud == TOKEN_AUD) {
+        return refused(format!("the token was not issued for the audience `{TOKEN_AUD}`"));
     }
     let user = status.user.unwrap_or_default();
     let account = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));

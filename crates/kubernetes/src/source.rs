@@ -1,12 +1,12 @@
 //! API server as a source of configuration: watches all kinds and publishes changes.
 
 mod arrivals;
+mod event;
 mod exclusions;
 mod kinds;
-mod ledger;
-mod news;
 mod progress;
 mod record;
+mod store;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,15 +21,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use self::arrivals::watch_arrivals;
+pub(crate) use self::event::Id;
+use self::event::WatchEvent;
 pub use self::exclusions::sidecar_settings;
 use self::kinds::{Following, Watched};
 pub(crate) use self::kinds::{Found, find};
-use self::ledger::Ledger;
-pub(crate) use self::news::Id;
-use self::news::News;
 pub use self::progress::Progress;
-use crate::gateway::{EDGE_KINDS, Wish};
-use crate::guests::{Grants, GuestWishes, Outcomes};
+use self::store::ObjectStore;
+use crate::external_principals::{DesiredCertificates, Grants, Outcomes};
+use crate::gateway::{DesiredGateway, EDGE_KINDS};
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 use crate::status::Statement;
@@ -46,8 +46,8 @@ pub struct Source {
     options: Options,
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
-    wishes: watch::Sender<Arc<Vec<Wish>>>,
-    guests: watch::Sender<Arc<GuestWishes>>,
+    desired: watch::Sender<Arc<Vec<DesiredGateway>>>,
+    external_principals: watch::Sender<Arc<DesiredCertificates>>,
     grants: Grants,
     outcomes: watch::Receiver<Arc<Outcomes>>,
     unwritten: watch::Receiver<Arc<Vec<Warning>>>,
@@ -99,8 +99,8 @@ impl Source {
             options,
             progress,
             statements: watch::Sender::default(),
-            wishes: watch::Sender::default(),
-            guests: watch::Sender::default(),
+            desired: watch::Sender::default(),
+            external_principals: watch::Sender::default(),
             grants: Grants::default(),
             outcomes: watch::Sender::default().subscribe(),
             unwritten: watch::Sender::default().subscribe(),
@@ -157,15 +157,15 @@ impl Source {
 
     /// Returns the desired objects of gateways, for [`provision`](crate::gateway::provision).
     #[must_use]
-    pub fn wishes(&self) -> watch::Receiver<Arc<Vec<Wish>>> {
-        self.wishes.subscribe()
+    pub fn desired(&self) -> watch::Receiver<Arc<Vec<DesiredGateway>>> {
+        self.desired.subscribe()
     }
 
     /// Returns the desired certificates of external principals, for
-    /// [`keep_guests`](crate::guests::keep_guests).
+    /// [`keep_external_principals`](crate::guests::keep_guests).
     #[must_use]
-    pub fn guests(&self) -> watch::Receiver<Arc<GuestWishes>> {
-        self.guests.subscribe()
+    pub fn external_principals(&self) -> watch::Receiver<Arc<DesiredCertificates>> {
+        self.external_principals.subscribe()
     }
 
     /// Returns the exclusions from redirection in the settings of another mesh.
@@ -184,7 +184,7 @@ impl Source {
     /// ones when objects, rejections or warnings change. Returns when the receiver of the updates is dropped.
     pub async fn follow(self, updates: mpsc::Sender<Update>) {
         let kinds = watched(self.options.gateways);
-        let (news, told) = mpsc::channel(NEWS_MAX);
+        let (event, reported) = mpsc::channel(WATCH_EVENT_MAX);
         let arrivals = Arc::new(watch::Sender::new(0));
         let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
         let mut tasks = JoinSet::new();
@@ -196,35 +196,38 @@ impl Source {
                 arrivals: arrivals.subscribe(),
                 secrets: secrets.subscribe(),
                 covering: None,
-                news: news.clone(),
+                event: event.clone(),
                 look_again: self.options.look_again,
             };
             tasks.spawn(following.run());
         }
         tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
-        let mut ledger = Ledger::new(kinds);
+        let mut store = ObjectStore::new(kinds);
         if let Some(trust_domain) = self.assumed {
-            ledger.assume(trust_domain);
+            store.assume(trust_domain);
         }
-        ledger.grant(self.grants);
-        ledger.take_settings_of(self.settings);
+        store.grant(self.grants);
+        store.take_settings_of(self.settings);
         if let Some(image) = &self.image {
-            ledger.take_image(image);
+            store.take_image(image);
         }
-        let Self { options, progress, statements, wishes, guests, exclusions, .. } = self;
+        let Self {
+            options, progress, statements, desired, external_principals, exclusions, ..
+        } = self;
         let (floor, outcomes, unwritten) = (self.floor, self.outcomes, self.unwritten);
-        let out = Out { progress, statements, wishes, guests, exclusions, floor, secrets };
-        let joined = Joined { ledger, options, out, told, outcomes, unwritten, failed: None };
+        let out =
+            Out { progress, statements, desired, external_principals, exclusions, floor, secrets };
+        let joined = Joined { store, options, out, reported, outcomes, unwritten, failed: None };
         joined.run(updates).await;
     }
 }
 
 /// The task that merges the events of all watches.
 struct Joined {
-    ledger: Ledger,
+    store: ObjectStore,
     options: Options,
     out: Out,
-    told: mpsc::Receiver<(usize, News)>,
+    reported: mpsc::Receiver<(usize, WatchEvent)>,
     /// The outcomes of certificates of external principals.
     outcomes: watch::Receiver<Arc<Outcomes>>,
     /// The statuses that cannot be written.
@@ -237,8 +240,8 @@ struct Joined {
 struct Out {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
-    wishes: watch::Sender<Arc<Vec<Wish>>>,
-    guests: watch::Sender<Arc<GuestWishes>>,
+    desired: watch::Sender<Arc<Vec<DesiredGateway>>>,
+    external_principals: watch::Sender<Arc<DesiredCertificates>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
     /// The Secrets that gateways refer to, for the watch of Secrets.
@@ -248,37 +251,37 @@ struct Out {
 impl Joined {
     async fn run(mut self, updates: mpsc::Sender<Update>) {
         loop {
-            let news = tokio::select! {
+            let event = tokio::select! {
                 () = updates.closed() => return,
                 Ok(()) = self.outcomes.changed() => None,
                 Ok(()) = self.unwritten.changed() => None,
-                news = self.told.recv() => match news {
-                    Some(news) => Some(news),
+                event = self.reported.recv() => match event {
+                    Some(event) => Some(event),
                     None => return,
                 },
             };
             let noticed = Instant::now();
-            match news {
-                Some(news) => {
-                    self.take(news);
+            match event {
+                Some(event) => {
+                    self.take(event);
                     self.settle(noticed).await;
                 }
                 None => {
-                    self.ledger.take_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
-                    self.ledger.take_unwritten(Arc::clone(&self.unwritten.borrow_and_update()));
+                    self.store.take_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
+                    self.store.take_unwritten(Arc::clone(&self.unwritten.borrow_and_update()));
                 }
             }
-            self.ledger.resolve();
-            self.ledger.settle_guests();
+            self.store.resolve();
+            self.store.settle_external_principals();
             self.report();
-            if let Some(mut update) = self.ledger.flush() {
+            if let Some(mut update) = self.store.flush() {
                 update.noticed = Some(noticed.into_std());
                 if updates.send(update).await.is_err() {
                     return;
                 }
             }
             // Publish statuses after the update, so that they report only configuration that has been sent.
-            if let Some(statements) = self.ledger.statements() {
+            if let Some(statements) = self.store.statements() {
                 self.out.statements.send_replace(Arc::new(statements));
             }
         }
@@ -289,17 +292,17 @@ impl Joined {
         let latest = noticed + self.options.quiet_max;
         loop {
             let until = latest.min(Instant::now() + self.options.quiet);
-            match timeout_at(until, self.told.recv()).await {
-                Ok(Some(news)) => self.take(news),
+            match timeout_at(until, self.reported.recv()).await {
+                Ok(Some(event)) => self.take(event),
                 Ok(None) | Err(_) => return,
             }
         }
     }
 
-    fn take(&mut self, (index, news): (usize, News)) {
-        if let News::Failing(why) = &news {
+    fn take(&mut self, (index, event): (usize, WatchEvent)) {
+        if let WatchEvent::Failing(why) = &event {
             let now = Instant::now();
-            let kind = self.ledger.word(index);
+            let kind = self.store.word(index);
             match self.failed.replace(now) {
                 // When the server fails, all watches fail repeatedly.
                 Some(before) if now - before < QUIET_FAILURE => {
@@ -310,54 +313,54 @@ impl Joined {
                 }
             }
         }
-        self.ledger.take(index, news);
+        self.store.take(index, event);
     }
 
     fn report(&mut self) {
-        let progress = self.ledger.progress();
-        let secrets = self.ledger.secrets();
+        let progress = self.store.progress();
+        let secrets = self.store.secrets();
         self.out.secrets.send_if_modified(|known| {
-            let news = *known != secrets;
+            let event = *known != secrets;
             *known = secrets;
-            news
+            event
         });
-        let wishes = self.ledger.wishes();
-        self.out.wishes.send_if_modified(|known| {
-            let news = known.as_slice() != wishes;
-            if news {
-                *known = Arc::new(wishes.to_vec());
+        let desired = self.store.desired();
+        self.out.desired.send_if_modified(|known| {
+            let event = known.as_slice() != desired;
+            if event {
+                *known = Arc::new(desired.to_vec());
             }
-            news
+            event
         });
-        let guests = self.ledger.guests();
-        self.out.guests.send_if_modified(|known| {
-            let news = **known != *guests;
-            if news {
-                *known = Arc::new(guests.clone());
+        let external_principals = self.store.external_principals();
+        self.out.external_principals.send_if_modified(|known| {
+            let event = **known != *external_principals;
+            if event {
+                *known = Arc::new(external_principals.clone());
             }
-            news
+            event
         });
-        let exclusions = self.ledger.exclusions();
+        let exclusions = self.store.exclusions();
         self.out.exclusions.send_if_modified(|known| {
-            let news = *known != exclusions;
+            let event = *known != exclusions;
             *known = exclusions;
-            news
+            event
         });
-        let floor = self.ledger.floor();
+        let floor = self.store.floor();
         self.out.floor.send_if_modified(|known| {
-            let news = *known != floor;
+            let event = *known != floor;
             *known = floor;
-            news
+            event
         });
         self.out.progress.send_if_modified(|known| {
-            let news = *known != progress;
-            match news {
+            let event = *known != progress;
+            match event {
                 true if progress.is_synced() => tracing::info!("{progress}"),
                 true if !progress.forbidden.is_empty() => tracing::error!("{progress}"),
                 _ => {}
             }
             *known = progress;
-            news
+            event
         });
     }
 }
@@ -370,7 +373,7 @@ fn watched(gateways: bool) -> Vec<Watched> {
         [Watched::Nodes, Watched::ApiServerService, Watched::ApiServerEndpoints, Watched::Slices];
     let mut all: Vec<Watched> = first.into_iter().chain(customs).chain(others).collect();
     if gateways {
-        all.extend([Watched::Secrets, Watched::Deployments, Watched::Entrances]);
+        all.extend([Watched::Secrets, Watched::Deployments, Watched::GatewayServices]);
         all.extend(EDGE_KINDS.map(Watched::Custom));
     }
     all
@@ -381,7 +384,7 @@ const WATCHED_FIRST: &[&str] = &["Pod", "Service", "Namespace"];
 /// The time without failures after which the next one is logged as a warning again.
 const QUIET_FAILURE: Duration = Duration::from_secs(90);
 /// The capacity of the event channel; the watches wait when it is full.
-const NEWS_MAX: usize = 1024;
+const WATCH_EVENT_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests;

@@ -71,7 +71,7 @@ struct Written {
     /// Set from the first rejected attempt until one succeeds.
     failure: Option<Failure>,
     /// Its events, by reason.
-    told: HashMap<&'static str, event::Told>,
+    reported: HashMap<&'static str, event::Reported>,
 }
 
 /// A status that the API server rejects.
@@ -138,11 +138,11 @@ impl Scribe {
         let mut failed: Vec<Warning> = failed.collect();
         failed.sort_by_cached_key(ToString::to_string);
         self.unwritten.send_if_modified(|known| {
-            let is_news = **known != failed;
-            if is_news {
+            let is_new = **known != failed;
+            if is_new {
                 *known = Arc::new(failed);
             }
-            is_news
+            is_new
         });
     }
 
@@ -153,7 +153,7 @@ impl Scribe {
             return;
         }
         let before = self.written.remove(&statement.target);
-        let (failure, told) = before.map(|it| (it.failure, it.told)).unwrap_or_default();
+        let (failure, reported) = before.map(|it| (it.failure, it.reported)).unwrap_or_default();
         let stamp = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
         let outcome = match statement.status(&stamp) {
             Some(status) => self.write(statement, status).await,
@@ -161,8 +161,8 @@ impl Scribe {
         };
         let landed = outcome.is_ok();
         let failure = settle(&statement.target, outcome, failure);
-        let told = self.tell(statement, failure.as_ref(), told).await;
-        let written = Written { statement: statement.clone(), at: now, landed, failure, told };
+        let reported = self.tell(statement, failure.as_ref(), reported).await;
+        let written = Written { statement: statement.clone(), at: now, landed, failure, reported };
         self.written.insert(statement.target.clone(), written);
     }
 
@@ -188,8 +188,8 @@ impl Scribe {
         &self,
         statement: &Statement,
         failure: Option<&Failure>,
-        mut before: HashMap<&'static str, event::Told>,
-    ) -> HashMap<&'static str, event::Told> {
+        mut before: HashMap<&'static str, event::Reported>,
+    ) -> HashMap<&'static str, event::Reported> {
         let Statement { target, resource, .. } = statement;
         let object = ObjectReference {
             api_version: Some(resource.api_version.clone()),
@@ -200,21 +200,21 @@ impl Scribe {
             ..ObjectReference::default()
         };
         let now = Instant::now();
-        let mut told = HashMap::new();
+        let mut reported = HashMap::new();
         let unwritten = (UNWRITTEN, failure.map(|failure| failure.problem.as_str()));
         for (reason, note) in statement.notes().into_iter().chain([unwritten]) {
             let Some(note) = note else { continue };
             if let Some(mut standing) = before.remove(reason).filter(|it| it.tells(note))
                 && standing.renew(&self.client, now).await
             {
-                told.insert(reason, standing);
+                reported.insert(reason, standing);
                 continue;
             }
             let about = (self.name.as_str(), &object);
-            let written = event::Told::write(&self.client, about, (reason, note), now).await;
-            told.extend(written.map(|written| (reason, written)));
+            let written = event::Reported::write(&self.client, about, (reason, note), now).await;
+            reported.extend(written.map(|written| (reason, written)));
         }
-        told
+        reported
     }
 }
 

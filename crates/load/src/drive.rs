@@ -13,11 +13,11 @@ use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 use crate::clock::Alarm;
 use crate::draw::Draw;
 use crate::error_kind::ErrorKind;
-use crate::ledger::{Counters, Ledger, Outcome};
 use crate::plan::{InvalidPlan, Pace, Plan, Protocol, Reuse};
 use crate::report::{Answer, Report};
 use crate::schedule::{Schedule, Turn};
 use crate::share::Share;
+use crate::statistics::{Counters, Outcome, RunStatistics};
 use crate::stop::Stop;
 use crate::window::{Mark, Window};
 use crate::world::{Machine, Surroundings, World};
@@ -67,26 +67,26 @@ impl Order {
     /// Runs it.
     pub(crate) async fn carry_out<W: World>(self, world: W) -> Result<Report, DriveError> {
         let mut workers = Workers::new(&self.plan, self.share)?;
-        let crew = Rc::new(Crew::new(&self.plan, self.share, world)?);
+        let thread = Rc::new(ThreadShared::new(&self.plan, self.share, world)?);
         let local = LocalSet::new();
-        local.run_until(self.work(&crew, &mut workers)).await;
+        local.run_until(self.work(&thread, &mut workers)).await;
         drop(local);
-        let crew = Rc::into_inner(crew).expect("all workers have ended");
-        Ok(crew.close(&self.progress))
+        let thread = Rc::into_inner(thread).expect("all workers have ended");
+        Ok(thread.close(&self.progress))
     }
 
     /// Runs the workers until the last one has ended.
-    async fn work<W: World>(&self, crew: &Rc<Crew<W>>, workers: &mut Workers) {
+    async fn work<W: World>(&self, thread: &Rc<ThreadShared<W>>, workers: &mut Workers) {
         let mut running = JoinSet::new();
         let warm_up = self.plan.warm_up;
         if warm_up.is_zero() {
-            crew.mark();
+            thread.mark();
         }
-        workers.hire(crew, |worker| drop(running.spawn_local(worker.run())));
+        workers.hire(thread, |worker| drop(running.spawn_local(worker.run())));
         let mut tick = interval(PROGRESS_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
-            let (marks, end) = (crew.marks.borrow().len(), crew.schedule.borrow().end());
+            let (marks, end) = (thread.marks.borrow().len(), thread.schedule.borrow().end());
             let next_mark = if marks == 0 { warm_up.min(end) } else { end };
             tokio::select! {
                 ended = running.join_next() => match ended {
@@ -94,12 +94,12 @@ impl Order {
                     Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
                     Some(_) => {}
                 },
-                () = sleep_until(crew.around.clock.instant(next_mark)), if marks < 2 => crew.mark(),
+                () = sleep_until(thread.around.clock.instant(next_mark)), if marks < 2 => thread.mark(),
                 _ = tick.tick() => {
-                    let now = crew.around.clock.now();
-                    self.progress.send_replace(crew.ledger.borrow().counters(now));
+                    let now = thread.around.clock.now();
+                    self.progress.send_replace(thread.statistics.borrow().counters(now));
                     if self.stop.is_asked() {
-                        crew.schedule.borrow_mut().stop(now);
+                        thread.schedule.borrow_mut().stop(now);
                     }
                 }
             }
@@ -132,20 +132,20 @@ impl Workers {
         Ok(Self { connections, streams: plan.protocol.streams(), requests })
     }
 
-    fn hire<W: World>(&self, crew: &Rc<Crew<W>>, mut begin: impl FnMut(Worker<W>)) {
-        let around = &crew.around;
+    fn hire<W: World>(&self, thread: &Rc<ThreadShared<W>>, mut begin: impl FnMut(Worker<W>)) {
+        let around = &thread.around;
         for _ in 0..self.connections {
             match &self.requests {
                 Requests::Http1(requests) => {
                     let carrier = Carrier::Http1(http1::Lines::new(requests, around));
-                    begin(Worker { crew: Rc::clone(crew), carrier });
+                    begin(Worker { thread: Rc::clone(thread), carrier });
                 }
                 Requests::Http2(requests) => {
                     let shared = Rc::new(http2::Shared::new(around.places()));
                     for _ in 0..self.streams {
                         let streams = http2::Streams::new(requests, &shared, around);
                         let carrier = Carrier::Http2(streams);
-                        begin(Worker { crew: Rc::clone(crew), carrier });
+                        begin(Worker { thread: Rc::clone(thread), carrier });
                     }
                 }
             }
@@ -154,7 +154,7 @@ impl Workers {
 }
 
 /// The shared state of a thread's workers.
-struct Crew<W> {
+struct ThreadShared<W> {
     around: Surroundings<W>,
     schedule: RefCell<Schedule>,
     draw: RefCell<Draw>,
@@ -162,7 +162,7 @@ struct Crew<W> {
     alarm: Mutex<Alarm>,
     /// The pause of a worker after a failed connection attempt; an open run is paced by the clock anyway.
     pause: Option<Duration>,
-    ledger: RefCell<Ledger>,
+    statistics: RefCell<RunStatistics>,
     /// The start and the end of the measurement, once reached.
     marks: RefCell<Vec<Mark>>,
 }
@@ -176,7 +176,7 @@ struct Turned {
     measured: bool,
 }
 
-impl<W: World> Crew<W> {
+impl<W: World> ThreadShared<W> {
     fn new(plan: &Plan, share: Share, world: W) -> Result<Self, DriveError> {
         let alarm = world.alarm().map_err(DriveError::Timer)?;
         let names = plan.targets.iter().map(|target| target.name.as_str());
@@ -187,7 +187,7 @@ impl<W: World> Crew<W> {
             draw: RefCell::new(Draw::new(weights, seed)),
             alarm: Mutex::new(alarm),
             pause: matches!(plan.pace, Pace::Closed { .. }).then_some(CONNECT_PAUSE),
-            ledger: RefCell::new(Ledger::new(names, plan.warm_up)),
+            statistics: RefCell::new(RunStatistics::new(names, plan.warm_up)),
             marks: RefCell::default(),
             around: Surroundings::new(world, plan),
         })
@@ -229,7 +229,7 @@ impl<W: World> Crew<W> {
     /// Records the start or the end of the measurement.
     fn mark(&self) {
         let now = self.around.clock.now();
-        let mark = Mark::now(now, &self.ledger.borrow(), &self.around.meter);
+        let mark = Mark::now(now, &self.statistics.borrow(), &self.around.meter);
         self.marks.borrow_mut().push(mark);
     }
 
@@ -238,23 +238,23 @@ impl<W: World> Crew<W> {
         self.mark();
         let mut schedule = self.schedule.into_inner();
         let mut draw = self.draw.into_inner();
-        let mut ledger = self.ledger.into_inner();
+        let mut statistics = self.statistics.into_inner();
         while let Some(due) = schedule.left_over() {
-            ledger.record_unsent(draw.next(), due);
+            statistics.record_unsent(draw.next(), due);
         }
-        progress.send_replace(ledger.counters(self.around.clock.now()));
+        progress.send_replace(statistics.counters(self.around.clock.now()));
         let window = match self.marks.into_inner().as_slice() {
             [first, last, ..] => Window::between(first, last),
             // Stopped during the warm-up.
             _ => Window::default(),
         };
-        ledger.into_report(&window)
+        statistics.into_report(&window)
     }
 }
 
 /// Has one request in progress at a time.
 struct Worker<W: World> {
-    crew: Rc<Crew<W>>,
+    thread: Rc<ThreadShared<W>>,
     carrier: Carrier<W::Stream>,
 }
 
@@ -266,21 +266,21 @@ enum Carrier<S> {
 
 impl<W: World> Worker<W> {
     async fn run(mut self) {
-        let crew = Rc::clone(&self.crew);
-        let around = &crew.around;
+        let thread = Rc::clone(&self.thread);
+        let around = &thread.around;
         let mut now = around.clock.now();
-        while let Some(turned) = crew.next(now).await {
+        while let Some(turned) = thread.next(now).await {
             let result = self.send(turned).await;
             now = around.clock.now();
             let Turned { target, due, measured, .. } = turned;
             let outcome = Outcome { target, due, done: now, result, measured };
-            crew.ledger.borrow_mut().record(&outcome);
+            thread.statistics.borrow_mut().record(&outcome);
             if around.reuse == Reuse::Fresh {
                 self.part().await;
                 now = around.clock.now();
             }
             let failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
-            if let (true, Some(pause)) = (failed, crew.pause) {
+            if let (true, Some(pause)) = (failed, thread.pause) {
                 sleep(pause).await;
                 now = around.clock.now();
             }
@@ -288,7 +288,7 @@ impl<W: World> Worker<W> {
     }
 
     async fn send(&mut self, turned: Turned) -> Result<Answer, ErrorKind> {
-        let around = &self.crew.around;
+        let around = &self.thread.around;
         match &mut self.carrier {
             Carrier::Http1(lines) => lines.send(around, turned.target, turned.now).await,
             Carrier::Http2(streams) => streams.send(around, turned.target).await,
@@ -297,7 +297,7 @@ impl<W: World> Worker<W> {
 
     async fn part(&mut self) {
         match &mut self.carrier {
-            Carrier::Http1(lines) => lines.part(&self.crew.around).await,
+            Carrier::Http1(lines) => lines.part(&self.thread.around).await,
             Carrier::Http2(_) => {}
         }
     }

@@ -105,9 +105,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
             return;
         };
         let closed = poll_fn(|context| {
-            let mut desk = around.desk.borrow_mut();
+            let mut read_buffers = around.read_buffers.borrow_mut();
             loop {
-                let mut buffer = ReadBuf::new(&mut desk.buffer);
+                let mut buffer = ReadBuf::new(&mut read_buffers.buffer);
                 match ready!(Pin::new(&mut stream).poll_read(context, &mut buffer)) {
                     Ok(()) if !buffer.filled().is_empty() => {}
                     _ => return Poll::Ready(()),

@@ -9,10 +9,10 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::drive::{DriveError, Order};
-use crate::ledger::Counters;
 use crate::plan::{InvalidPlan, Plan, THREADS_MAX};
 use crate::report::Report;
 use crate::share::Share;
+use crate::statistics::Counters;
 use crate::stop::Stop;
 use crate::world::Machine;
 

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_where_they_ended_and_empty_intervals_show() {
+    fn requests_are_reported_where_they_ended_and_empty_intervals_show() {
         let mut timeline = Timeline::default();
         timeline.record(ms(0), Some(ms(2)));
         timeline.record(ms(249), None);
@@ -199,9 +199,9 @@ mod tests {
         first.merge(&short);
         let mut second = short;
         second.merge(&long);
-        let told: Vec<Moment> = first.moments().collect();
-        assert_eq!(told, second.moments().collect::<Vec<_>>());
-        assert_eq!(told.iter().map(|moment| moment.requests).sum::<u64>(), 410);
-        assert_eq!(told.iter().map(|moment| moment.errors).sum::<u64>(), 10);
+        let reported: Vec<Moment> = first.moments().collect();
+        assert_eq!(reported, second.moments().collect::<Vec<_>>());
+        assert_eq!(reported.iter().map(|moment| moment.requests).sum::<u64>(), 410);
+        assert_eq!(reported.iter().map(|moment| moment.errors).sum::<u64>(), 10);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::ledger::Ledger;
+use crate::statistics::RunStatistics;
 use crate::world::Meter;
 
 /// Counter values at one moment.
@@ -20,12 +20,12 @@ pub(crate) struct Mark {
 
 impl Mark {
     /// Reads the counters of the calling thread.
-    pub(crate) fn now(at: Duration, ledger: &Ledger, meter: &Meter) -> Self {
+    pub(crate) fn now(at: Duration, statistics: &RunStatistics, meter: &Meter) -> Self {
         Self {
             at,
             cpu: thread_cpu(),
-            answered: ledger.answered,
-            failed: ledger.failed,
+            answered: statistics.answered,
+            failed: statistics.failed,
             bytes_sent: meter.sent.get(),
             bytes_received: meter.received.get(),
         }

@@ -53,7 +53,7 @@ pub(crate) struct Surroundings<W> {
     pub(crate) timeout: Duration,
     pub(crate) reuse: Reuse,
     pub(crate) meter: Rc<Meter>,
-    pub(crate) desk: RefCell<Desk>,
+    pub(crate) read_buffers: RefCell<ReadBuffers>,
     /// Distinct addresses.
     addresses: Vec<SocketAddr>,
     /// The address of each target, as an index.
@@ -74,7 +74,7 @@ impl<W: World> Surroundings<W> {
             timeout: plan.timeout,
             reuse: plan.reuse,
             meter: Rc::default(),
-            desk: RefCell::default(),
+            read_buffers: RefCell::default(),
         }
     }
 
@@ -118,12 +118,12 @@ impl Meter {
 /// The read buffer, shared by all connections of a thread, so that it stays in the caches and idle connections
 /// hold no memory.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct ReadBuffers {
     pub(crate) buffer: Box<[u8]>,
     pub(crate) head: ResponseHead,
 }
 
-impl Default for Desk {
+impl Default for ReadBuffers {
     fn default() -> Self {
         Self { buffer: vec![0; READ_BYTES].into_boxed_slice(), head: ResponseHead::default() }
     }

@@ -241,14 +241,14 @@ mod tests {
         let member = ServiceAccount::new("shop", "web").unwrap();
         let any = NamePattern::new("*").unwrap();
         let named = vec![PeerMatch { namespace: any.clone(), account: any }];
-        for (action, peers, strangers) in [
+        for (action, peers, external_clients) in [
             (PolicyAction::Allow, Vec::new(), false),
             (PolicyAction::Deny, Vec::new(), true),
             (PolicyAction::Deny, named, false),
         ] {
             let rule = rule(action, peers);
             assert!(rule.names(Some(&member)));
-            assert_eq!(rule.names(None), strangers, "{rule:?}");
+            assert_eq!(rule.names(None), external_clients, "{rule:?}");
         }
     }
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 use crate::access_policy::AccessPolicy;
 use crate::egress::EgressPolicy;
+use crate::external_principal::AccessCert;
 use crate::gateway::Gateway;
 use crate::grant::ReferenceGrant;
-use crate::guest::AccessCert;
 use crate::ingress::{IngressName, IngressPolicy};
 use crate::mesh::MeshConfig;
 use crate::name::{

@@ -29,12 +29,12 @@ pub struct EgressPort {
     /// The port.
     pub port: u16,
     /// The source of the destination name.
-    pub told_by: ToldBy,
+    pub matched_by: MatchedBy,
 }
 
 /// The source of the destination name of an external connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ToldBy {
+pub enum MatchedBy {
     /// The host of each request.
     Http,
     /// The TLS server name.
@@ -43,20 +43,20 @@ pub enum ToldBy {
     Address,
 }
 
-impl ToldBy {
+impl MatchedBy {
     /// All values.
     pub const ALL: &'static [Self] = &[Self::Http, Self::ServerName, Self::Address];
 }
 
 /// An egress rule: the destinations that one policy allows a workload at one port, as sent to its sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Outlet {
+pub struct EgressRule {
     /// The policy.
     pub policy: PolicyName,
     /// The port.
     pub port: u16,
     /// The source of the destination name.
-    pub told_by: ToldBy,
+    pub matched_by: MatchedBy,
     /// The allowed hosts; any when empty.
     pub hosts: Vec<HostPattern>,
     /// The allowed addresses; any when empty.

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::change::ObjectKey;
-use crate::decider::PortGuard;
+use crate::check_service::PortGuard;
 use crate::name::{RouteName, ServiceName};
 use crate::rate_limit::PortLimits;
 use crate::route::{HttpRoute, RouteKind, RouteParent, RouteRule, WeightedBackend, leads_back};
-use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
+use crate::service_policy::{ServicePolicy, ServicePolicyName, TrafficPolicy};
 use crate::tag::{LaneRule, TagRules};
 use crate::tcp_rule::GatewayTcpRoute;
 use crate::tls_route::TlsRoute;
@@ -310,16 +310,16 @@ impl Idle {
             return None;
         }
         let all = around.policies_of(service);
-        let treatment = Treatment::of(all.iter().copied(), service, port);
+        let traffic_policy = TrafficPolicy::of(all.iter().copied(), service, port);
         let is_it = |name: &ServicePolicyName| *name == policy.name;
         let decides = |name: Option<&ServicePolicyName>| name.is_some_and(is_it);
         let limits = PortLimits::of(all.iter().copied(), service, port).map(|it| it.policy);
         let guards = PortGuard::of(all.iter().copied(), service, port);
         let is_inbound =
             decides(limits.as_ref()) || guards.iter().any(|guard| is_it(&guard.policy));
-        let is_of_requests = decides(treatment.breaker.as_ref().map(|it| &it.policy))
-            || decides(treatment.faults.as_ref().map(|it| &it.policy))
-            || decides(treatment.hedging.as_ref().map(|it| &it.policy));
+        let is_of_requests = decides(traffic_policy.breaker.as_ref().map(|it| &it.policy))
+            || decides(traffic_policy.faults.as_ref().map(|it| &it.policy))
+            || decides(traffic_policy.hedging.as_ref().map(|it| &it.policy));
         let because = |cause| destinations.reason(service, cause);
         if is_inbound && around.shares_workloads(service, port) {
             return None;
@@ -335,10 +335,10 @@ impl Idle {
         }
         let mut own = None;
         for (other, port) in &destinations.others {
-            let theirs = Treatment::of(around.policies_of(other), other, *port);
+            let theirs = TrafficPolicy::of(around.policies_of(other), other, *port);
             let removal = theirs.removal.map(|it| it.policy);
             let balancing = theirs.balancing.map(|it| it.policy);
-            let is_balancing = decides(treatment.balancing.as_ref().map(|it| &it.policy));
+            let is_balancing = decides(traffic_policy.balancing.as_ref().map(|it| &it.policy));
             // A policy of the whole namespace applies to the backend as well.
             let theirs = if is_balancing { balancing } else { removal };
             own = Some(theirs.filter(|name| *name != policy.name)?);

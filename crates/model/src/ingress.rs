@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::guest::below;
+use crate::external_principal::below;
 use crate::identity::{ServiceAccount, SpiffeId, TrustDomain};
 use crate::ip_range::IpRange;
 use crate::name::{InvalidName, Name, RouteGroupName, ServiceName};
@@ -179,7 +179,7 @@ pub struct Opening {
     /// The allowed accounts, any of these, if a certificate is required.
     pub accounts: Vec<ServiceAccount>,
     /// The allowed names of external principals, any of these, if a certificate is required.
-    pub guests: Vec<Name>,
+    pub external_principals: Vec<Name>,
     /// The allowed requests, any of these; all when absent.
     pub requests: Option<Vec<RequestMatch>>,
 }

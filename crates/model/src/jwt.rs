@@ -34,7 +34,7 @@ pub struct JwtIssuer {
     /// The `iss` claim of its tokens.
     pub issuer: String,
     /// The accepted audiences, any of these; any audience when empty.
-    pub audiences: Vec<String>,
+    pub aud: Vec<String>,
     /// Its public keys.
     pub keys: IssuerKeys,
     /// The locations of the token in requests; at least one.

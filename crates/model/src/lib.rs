@@ -6,21 +6,24 @@
 pub mod access_policy;
 pub mod action;
 pub mod address_class;
+pub mod address_entry;
 pub mod balancing;
 pub mod breaker;
 pub mod change;
+pub mod check_service;
 pub mod client_ranges;
 pub mod collector;
+pub mod conflicts;
 pub mod cors;
-pub mod decider;
+pub mod dns_record;
 pub mod egress;
 pub mod endpoint;
+pub mod external_principal;
 pub mod fault;
 pub mod floor;
 pub mod forwarding;
 pub mod gateway;
 pub mod grant;
-pub mod guest;
 pub mod health_check;
 pub mod hedging;
 pub mod identity;
@@ -31,7 +34,6 @@ pub mod jwt;
 pub mod log_template;
 pub mod mesh;
 pub mod name;
-pub mod occupant;
 pub mod persistence;
 pub mod policy;
 pub mod rate_limit;
@@ -39,7 +41,6 @@ pub mod reason;
 pub mod request_need;
 pub mod retry_policy;
 pub mod revocation;
-pub mod rivals;
 pub mod route;
 pub mod rule_kind;
 pub mod server;
@@ -55,7 +56,6 @@ pub mod tcp_rule;
 pub mod tls_route;
 pub mod traffic_split;
 pub mod upgrades;
-pub mod whereabouts;
 pub mod workload;
 
 pub use access_policy::{
@@ -67,18 +67,24 @@ pub use action::{
     UrlRewrite,
 };
 pub use address_class::AddressClass;
+pub use address_entry::{AddressEntry, AddressPort};
 pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
-pub use client_ranges::ClientRanges;
-pub use collector::{Collector, CollectorProtocol, Signal};
-pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
-pub use decider::{
-    Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
+pub use check_service::{
+    Authorization, CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue,
     GlobalLimit, Guard, LongerBody, PortGuard, ShownBody, Unanswered,
 };
-pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
+pub use client_ranges::ClientRanges;
+pub use collector::{Collector, CollectorProtocol, Signal};
+pub use conflicts::first_because;
+pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
+pub use dns_record::DnsRecord;
+pub use egress::{EgressPolicy, EgressPort, EgressRule, MatchedBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
+pub use external_principal::{
+    AccessCert, BadSubject, ExternalPrincipalId, Sponsor, below, check_subject,
+};
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use floor::{Floor, Overruled, repository_of};
 pub use forwarding::{
@@ -90,7 +96,6 @@ pub use gateway::{
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
-pub use guest::{AccessCert, BadSubject, GuestId, Sponsor, below, check_subject};
 pub use health_check::{HealthCheck, HealthProbe};
 pub use hedging::{HedgeRule, Hedging};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
@@ -109,7 +114,6 @@ pub use name::{
     GatewayName, GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, SecretName,
     ServiceName, TagRouteName, TcpRouteName, WorkloadName,
 };
-pub use occupant::{Occupant, OccupantPort};
 pub use persistence::{Carries, Persistence};
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
@@ -121,7 +125,6 @@ pub use reason::{REASON_FIELD, Reason, Retry, Side};
 pub use request_need::RequestNeed;
 pub use retry_policy::{RetryPolicy, ServiceRetry};
 pub use revocation::{Revocations, RevokedWorkload};
-pub use rivals::first_because;
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend, leads_back,
@@ -132,7 +135,7 @@ pub use service::{Families, Protocol, Service, ServicePort, TargetPort, is_serve
 pub use service_policy::{
     Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
     RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
-    ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
+    ServicePolicyKind, ServicePolicyName, ServiceRule, TrafficPolicy,
 };
 pub use sidecar_facts::{
     DISCONNECTED_MAX, PlaintextClient, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections,
@@ -154,5 +157,4 @@ pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
 pub use traffic_split::{SplitBackend, TrafficSplit};
 pub use upgrades::Upgrades;
-pub use whereabouts::Whereabouts;
-pub use workload::{Door, HttpGet, RunOptions, RunUser, Workload, WorkloadPort};
+pub use workload::{HttpGet, OutboundListener, RunOptions, RunUser, Workload, WorkloadPort};

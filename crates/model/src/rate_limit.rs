@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::access_policy::PeerMatch;
 use crate::breaker::FixedAnswer;
-use crate::decider::GlobalLimit;
+use crate::check_service::GlobalLimit;
 use crate::identity::ServiceAccount;
 use crate::route::RequestMatch;
 use crate::service_policy::ServicePolicyName;

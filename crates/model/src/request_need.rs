@@ -3,7 +3,7 @@
 use crate::access_policy::{PolicyAction, PolicyRule};
 use crate::balancing::{HashKey, LoadBalancing};
 use crate::breaker::{CircuitBreaker, CircuitLimits, FixedAnswer, Trip};
-use crate::decider::Guard;
+use crate::check_service::Guard;
 use crate::fault::Faults;
 use crate::jwt::Required;
 use crate::rate_limit::RateLimits;

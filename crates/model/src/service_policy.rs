@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::balancing::{Balancing, LoadBalancing};
 use crate::breaker::{Breaker, CircuitBreaker};
-use crate::decider::Guard;
+use crate::check_service::Guard;
 use crate::fault::{FaultRule, Faults};
 use crate::health_check::HealthCheck;
 use crate::hedging::{HedgeRule, Hedging};
@@ -218,7 +218,7 @@ impl ServiceRule {
 
 /// The traffic policies of one service port, at most one of each kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Treatment {
+pub struct TrafficPolicy {
     /// Outlier detection.
     pub removal: Option<Removal>,
     /// Circuit breaking.
@@ -231,7 +231,7 @@ pub struct Treatment {
     pub hedging: Option<Hedging>,
 }
 
-impl Treatment {
+impl TrafficPolicy {
     /// Selects the policies of a port: of each kind the most specific one, then the oldest, then the first by
     /// name.
     pub fn of<'a>(
@@ -239,11 +239,11 @@ impl Treatment {
         service: &ServiceName,
         port: u16,
     ) -> Self {
-        let mut treatment = Self::default();
+        let mut traffic_policy = Self::default();
         for policy in attached(policies, service, port) {
-            treatment.add(policy, service);
+            traffic_policy.add(policy, service);
         }
-        treatment
+        traffic_policy
     }
 
     /// Adds a policy unless a more specific one of the same kind is present.
@@ -499,16 +499,19 @@ mod tests {
             policy(kind, "z", to(Some(80))),
         ];
         let decides = |policies: &[ServicePolicy], port| {
-            let treatment = Treatment::of(policies, &service, port);
-            treatment.removal.map(|removal| removal.policy.name.to_string())
+            let traffic_policy = TrafficPolicy::of(policies, &service, port);
+            traffic_policy.removal.map(|removal| removal.policy.name.to_string())
         };
         assert_eq!(decides(&all, 80).as_deref(), Some("z"));
         assert_eq!(decides(&all, 81).as_deref(), Some("b"));
         assert_eq!(decides(&all[..1], 81).as_deref(), Some("a"));
         assert_eq!(decides(&[], 81), None);
         let other = ServiceName::new("shop", "other").expect("names");
-        assert!(Treatment::of(&all, &other, 80).is_empty(), "the configuration has no rule for it");
+        assert!(
+            TrafficPolicy::of(&all, &other, 80).is_empty(),
+            "the configuration has no rule for it"
+        );
         let foreign = ServiceName::new("elsewhere", "own").expect("names");
-        assert!(Treatment::of(&all, &foreign, 80).is_empty());
+        assert!(TrafficPolicy::of(&all, &foreign, 80).is_empty());
     }
 }

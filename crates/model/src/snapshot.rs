@@ -5,28 +5,28 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::access_policy::InboundPolicy;
-use crate::decider::PortGuard;
-use crate::egress::Outlet;
+use crate::address_entry::AddressEntry;
+use crate::check_service::PortGuard;
+use crate::dns_record::DnsRecord;
+use crate::egress::EgressRule;
 use crate::endpoint::Endpoint;
 use crate::gateway::Gateway;
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::ingress::Opening;
 use crate::mesh::{Egress, Plaintext};
 use crate::name::{Name, ServiceName, WorkloadName};
-use crate::occupant::Occupant;
 use crate::policy::Access;
 use crate::rate_limit::PortLimits;
 use crate::retry_policy::ServiceRetry;
 use crate::revocation::RevokedWorkload;
 use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
-use crate::service_policy::Treatment;
+use crate::service_policy::TrafficPolicy;
 use crate::sight::Sight;
 use crate::tag::{Caller, LaneRule, TagRules};
 use crate::tcp_rule::TcpRule;
 use crate::tls_route::TlsRule;
-use crate::whereabouts::Whereabouts;
-use crate::workload::{Door, WorkloadPort};
+use crate::workload::{OutboundListener, WorkloadPort};
 
 /// The complete configuration of one workload's sidecar. Immutable; each request holds one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,9 +36,9 @@ pub struct Snapshot {
     /// The services that it uses, and the backends in their routes.
     pub services: BTreeMap<ServiceName, Arc<ServiceView>>,
     /// The address entries that it queried.
-    pub addresses: BTreeMap<IpAddr, Arc<Occupant>>,
+    pub addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
     /// The DNS records that it queried.
-    pub names: BTreeMap<ServiceName, Arc<Whereabouts>>,
+    pub names: BTreeMap<ServiceName, Arc<DnsRecord>>,
 }
 
 /// The configuration of a sidecar's own workload: its listeners and the rules for inbound traffic.
@@ -57,7 +57,7 @@ pub struct WorkloadPlan {
     /// The service label of each port in metrics, by port number.
     pub served: BTreeMap<u16, ServiceName>,
     /// Fixed outbound listeners.
-    pub doors: Vec<Door>,
+    pub outbound_listeners: Vec<OutboundListener>,
     /// Inbound authorization.
     pub access: Access,
     /// Revoked accounts, denied despite valid certificates and rules.
@@ -65,7 +65,7 @@ pub struct WorkloadPlan {
     /// Revoked workloads of other accounts, denied as well.
     pub revoked_workloads: BTreeSet<RevokedWorkload>,
     /// The current CA generation; certificates of other ones are renewed. 0 if none is to be renewed.
-    pub edition: u64,
+    pub ca_generation: u64,
     /// The attributes of the workload that tag rules use.
     pub caller: Caller,
     /// The lane marks of requests at the application ports, in order of precedence.
@@ -85,7 +85,7 @@ pub struct WorkloadPlan {
     /// Ingress rules for external clients.
     pub openings: Vec<Opening>,
     /// Egress rules: allowed external destinations while egress is denied.
-    pub outlets: Vec<Outlet>,
+    pub egress_rules: Vec<EgressRule>,
     /// External authorization and token policies of the application ports.
     pub guards: BTreeMap<u16, Vec<PortGuard>>,
     /// Retry settings by destination, for requests without retry settings in their route.
@@ -110,11 +110,11 @@ impl WorkloadPlan {
             address,
             ports: Vec::new(),
             served: BTreeMap::new(),
-            doors: Vec::new(),
+            outbound_listeners: Vec::new(),
             access,
             revoked: BTreeSet::new(),
             revoked_workloads: BTreeSet::new(),
-            edition: 0,
+            ca_generation: 0,
             caller: Caller::default(),
             lanes: BTreeMap::new(),
             inbound: InboundPolicy::default(),
@@ -124,7 +124,7 @@ impl WorkloadPlan {
             plaintext: Plaintext::default(),
             gateway: None,
             openings: Vec::new(),
-            outlets: Vec::new(),
+            egress_rules: Vec::new(),
             guards: BTreeMap::new(),
             retries: BTreeMap::new(),
         }
@@ -171,7 +171,7 @@ pub struct PortView {
     /// The rules for TLS passthrough, ordered by route name; if there are any, other sessions are rejected.
     pub tls_rules: Vec<TlsRule>,
     /// The traffic policies of the port.
-    pub treatment: Treatment,
+    pub traffic_policy: TrafficPolicy,
     /// The tag rules that select endpoints by request; none when absent.
     pub tags: Option<Arc<TagRules>>,
     /// The rule for opaque connections that match no TLS rule; they go to its own endpoints when absent.

@@ -1,10 +1,10 @@
 //! Conflict status of service policies: those in force, and those that another one overrides.
 
-use crate::decider::PortGuard;
+use crate::check_service::PortGuard;
 use crate::forwarding::{Idle, Surroundings};
 use crate::name::ServiceName;
 use crate::rate_limit::PortLimits;
-use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
+use crate::service_policy::{ServicePolicy, ServicePolicyName, TrafficPolicy};
 
 /// The conflict status of a service policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,8 +63,8 @@ fn deciding<'a>(
 ) -> Vec<ServicePolicyName> {
     let limits = PortLimits::of(policies.clone(), service, port).map(|limits| limits.policy);
     let guards = PortGuard::of(policies.clone(), service, port).into_iter().map(|it| it.policy);
-    let treatment = Treatment::of(policies, service, port);
-    treatment.policies().cloned().chain(limits).chain(guards).collect()
+    let traffic_policy = TrafficPolicy::of(policies, service, port);
+    traffic_policy.policies().cloned().chain(limits).chain(guards).collect()
 }
 
 #[cfg(test)]

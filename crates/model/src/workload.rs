@@ -32,7 +32,7 @@ pub struct Workload {
     /// Environment, directory, user and readiness check of `run`.
     pub run_options: Box<RunOptions>,
     /// Fixed outbound listeners.
-    pub doors: Vec<Door>,
+    pub outbound_listeners: Vec<OutboundListener>,
     /// Its admission settings; they override those of its namespace and the mesh.
     pub admission: Admission,
     /// Its weight among the endpoints of its services.
@@ -99,7 +99,7 @@ pub struct WorkloadPort {
 
 /// A fixed local listener that forwards to one service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Door {
+pub struct OutboundListener {
     /// The destination service.
     pub service: ServiceName,
     /// The service's port.

@@ -2,7 +2,7 @@
 
 use leno_model::Collector;
 
-use crate::parcel::{self, Failed, Refused};
+use crate::export_request::{self, Failed, Refused};
 
 /// Counters of exported spans, points or records.
 pub trait Counts {
@@ -43,9 +43,9 @@ impl<C: Counts> Fate<C> {
     }
 
     /// Records the result of an export request with `count` items.
-    pub(crate) fn note(&mut self, count: u64, told: &Result<Refused, Failed>) {
+    pub(crate) fn note(&mut self, count: u64, reported: &Result<Refused, Failed>) {
         let what = self.what;
-        match told {
+        match reported {
             Ok(Refused { count: refused, why }) => {
                 self.counts.exported(count.saturating_sub(*refused));
                 self.counts.refused((*refused).min(count));
@@ -54,7 +54,7 @@ impl<C: Counts> Fate<C> {
                     (false, true) => tracing::info!("the collector accepts {what} again"),
                     (true, false) => tracing::warn!(
                         refused,
-                        why = parcel::told(why.as_bytes()),
+                        why = export_request::reported(why.as_bytes()),
                         "the collector rejects a part of {what}; the loss is counted"
                     ),
                     (true, true) | (false, false) => {}

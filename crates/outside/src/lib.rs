@@ -5,10 +5,10 @@
 //! are bounded: the size of requests, timeouts, and the number of attempts.
 
 mod exchange;
+mod export_request;
 mod fate;
 pub mod message;
 pub mod otlp;
-mod parcel;
 mod post;
 mod push;
 mod retry_info;
@@ -16,9 +16,9 @@ mod servers;
 mod source;
 
 pub use exchange::over;
+pub use export_request::{ExportRequest, Failed, Refused};
 pub use fate::{Counts, Fate};
 pub use otlp::points::{Pages, Times};
-pub use parcel::{Failed, Parcel, Refused};
 pub use post::Post;
 pub use push::{Teller, push_metrics};
 pub use servers::{Dial, NoSession, Sessions, connect, connect_permitted};

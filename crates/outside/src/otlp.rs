@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
-use crate::parcel::Refused;
+use crate::export_request::Refused;
 use crate::source::{Source, Value};
 
 /// Parses the partial success of a response. The responses of the three signals have the same form.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use leno_model::Collector;
 use tokio::time::{sleep, timeout};
 
+use crate::export_request::{self, ExportRequest, Failed, Refused};
 use crate::fate::{Counts, Fate};
-use crate::parcel::{self, Failed, Parcel, Refused};
 use crate::servers::{Dial, Sessions};
 
 /// An exporter.
@@ -35,16 +35,16 @@ impl<D: Dial> Post<D> {
         fate.toward(collector);
         let mut is_taken = true;
         let mut asked = None;
-        for parcel in requests.into_iter().map(Parcel::otlp) {
+        for export_request in requests.into_iter().map(ExportRequest::otlp) {
             if is_taken {
-                let told = self.try_patiently(collector, &parcel).await;
-                if let Err(error) = &told {
-                    is_taken = error.is_of_parcel();
+                let reported = self.try_patiently(collector, &export_request).await;
+                if let Err(error) = &reported {
+                    is_taken = error.is_of_export_request();
                     asked = error.after();
                 }
-                fate.note(parcel.count, &told);
+                fate.note(export_request.count, &reported);
             } else {
-                fate.lost(parcel.count);
+                fate.lost(export_request.count);
             }
         }
         asked
@@ -54,24 +54,25 @@ impl<D: Dial> Post<D> {
     pub async fn deliver(
         &self,
         collector: &Collector,
-        parcel: &Parcel,
+        export_request: &ExportRequest,
         fate: &mut Fate<impl Counts>,
     ) {
-        let told = self.try_patiently(collector, parcel).await;
+        let reported = self.try_patiently(collector, export_request).await;
         fate.toward(collector);
-        fate.note(parcel.count, &told);
+        fate.note(export_request.count, &reported);
     }
 
     /// Sends a request, with retries; returns the part that the collector rejected.
     async fn try_patiently(
         &self,
         collector: &Collector,
-        parcel: &Parcel,
+        export_request: &ExportRequest,
     ) -> Result<Refused, Failed> {
         let mut pause = PAUSE_FIRST;
         let mut tries = TRIES_MAX;
         loop {
-            let posted = parcel::post(collector, parcel, (&self.dial, &self.sessions));
+            let posted =
+                export_request::post(collector, export_request, (&self.dial, &self.sessions));
             let outcome = timeout(SEND_MAX, posted).await.unwrap_or(Err(Failed::Late));
             tries -= 1;
             match outcome {

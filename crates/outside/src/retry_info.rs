@@ -70,10 +70,10 @@ mod tests {
     #[test]
     fn the_pause_is_found_among_the_details() {
         const URL: &str = "type.googleapis.com/google.rpc.RetryInfo";
-        let told = status(URL, Delay { seconds: 2, nanos: 500_000_000 });
+        let reported = status(URL, Delay { seconds: 2, nanos: 500_000_000 });
         let expected = Some(Duration::from_millis(2500));
-        assert_eq!(pause(told.as_bytes()), expected);
-        assert_eq!(pause(told.trim_end_matches('=').as_bytes()), expected);
+        assert_eq!(pause(reported.as_bytes()), expected);
+        assert_eq!(pause(reported.trim_end_matches('=').as_bytes()), expected);
 
         let now = status(URL, Delay::default());
         assert_eq!(pause(now.as_bytes()), Some(Duration::ZERO));

@@ -10,9 +10,9 @@ use tokio::task::LocalSet;
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(LocalSet::new().run_until(async {
-        tokio::time::timeout(PATIENCE, test).await.expect("the test hangs");
+        tokio::time::timeout(MAX_WAIT, test).await.expect("the test hangs");
     }));
 }
 
 /// More than any test takes, even on a busy machine.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+const MAX_WAIT: std::time::Duration = std::time::Duration::from_secs(60);

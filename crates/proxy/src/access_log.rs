@@ -72,14 +72,14 @@ pub(crate) fn line(seen: &Seen, form: &LogForm, out: &mut String) {
     });
 }
 
-/// Calls `told` with the log entry of a request.
-pub(crate) fn with_entry<T>(seen: &Seen, told: impl FnOnce(&Entry<'_>) -> T) -> T {
+/// Calls `reported` with the log entry of a request.
+pub(crate) fn with_entry<T>(seen: &Seen, reported: impl FnOnce(&Entry<'_>) -> T) -> T {
     let Seen { labels, outcome, .. } = seen;
     let started = OffsetDateTime::from(seen.began()).format(&Rfc3339).unwrap_or_default();
     let policy = seen.policy.as_ref().map(ToString::to_string).unwrap_or_default();
     let trace_id = seen.span.map(|span| span.trace.to_string()).unwrap_or_default();
     let span_id = seen.span.map(|span| span.id.to_string()).unwrap_or_default();
-    told(&Entry {
+    reported(&Entry {
         start_time: &started,
         direction: labels.direction,
         method: &seen.method,

@@ -24,7 +24,7 @@ use crate::application_metrics::Unread;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::drain::Phase;
-use crate::opened::Doors;
+use crate::opened::OpenListeners;
 use crate::pages::{self, Pages};
 use crate::removed::RemovedEndpoints;
 use crate::world::World;
@@ -44,7 +44,7 @@ pub(crate) struct Admin {
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) removed: Arc<RemovedEndpoints>,
-    pub(crate) doors: Doors,
+    pub(crate) open_listeners: OpenListeners,
     /// True if the proxy serves a gateway.
     pub(crate) is_gateway: bool,
     /// True once the gateway's ports were open. Ports added later do not make it unready.
@@ -168,7 +168,7 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
         "/removed" => json(&page::removed(admin)),
         "/circuits" => json(&page::circuits(admin)),
         "/reach" => match reach::asked(admin, request.uri().query().unwrap_or_default()).await {
-            Ok(told) => json(&told),
+            Ok(reported) => json(&reported),
             Err(problem) => text(StatusCode::BAD_REQUEST, problem),
         },
         "/" => text(StatusCode::OK, INDEX.into()),

@@ -99,15 +99,15 @@ impl ApplicationPorts {
         self.0.may_be_closed.load(Ordering::Acquire)
     }
 
-    /// Waits, at most for `patience`, until connections to a port are forwarded.
+    /// Waits, at most for `max_wait`, until connections to a port are forwarded.
     ///
     /// # Errors
     /// The reason why they are not.
-    pub(crate) async fn permit(&self, port: u16, patience: Duration) -> Result<(), Reason> {
+    pub(crate) async fn permit(&self, port: u16, max_wait: Duration) -> Result<(), Reason> {
         let _waiting = Waiting::new(&self.0.waiting);
         let mut states = self.0.states.subscribe();
         let known = states.wait_for(|states| *states.of(port) != PortState::Starting);
-        let state = match timeout(patience, known).await {
+        let state = match timeout(max_wait, known).await {
             Err(_) => return Err(Reason::ConnectTimeout),
             // Unreachable: the sender lives as long as `self`.
             Ok(Err(_)) => return Ok(()),
@@ -149,7 +149,7 @@ impl PortStates {
 }
 
 /// The maximum wait of a connection for an application that starts.
-pub(crate) const START_PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const START_MAX_WAIT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -165,7 +165,7 @@ mod tests {
         assert!(ports.may_be_closed());
         assert_eq!(ports.permit(80, Duration::ZERO).await, Err(Reason::ConnectTimeout));
         // `join!` polls its first future first, so the wait begins before the change.
-        let (waited, ()) = tokio::join!(ports.permit(80, START_PATIENCE), async {
+        let (waited, ()) = tokio::join!(ports.permit(80, START_MAX_WAIT), async {
             ports.set(states(PortState::Open));
         });
         assert_eq!(waited, Ok(()));
@@ -176,8 +176,8 @@ mod tests {
         {
             ports.set(states(state));
             assert!(ports.may_be_closed());
-            assert_eq!(ports.permit(80, START_PATIENCE).await, Err(expected));
-            assert_eq!(ports.permit(81, START_PATIENCE).await, Ok(()));
+            assert_eq!(ports.permit(80, START_MAX_WAIT).await, Err(expected));
+            assert_eq!(ports.permit(81, START_MAX_WAIT).await, Ok(()));
         }
     }
 

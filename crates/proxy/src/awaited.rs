@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use crate::drain::Phase;
 use crate::upstream::priorities::Priorities;
 use crate::worker::Worker;
-use crate::world::{Scene, World};
+use crate::world::{ConfigSnapshot, World};
 
 /// The configuration version with which a request failed that may be routed again.
 #[derive(Debug, Clone, Copy)]
@@ -25,12 +25,12 @@ impl Outdated {
     #[cold]
     pub(crate) fn by(
         world: &World,
-        scene: &Scene,
+        config: &ConfigSnapshot,
         priorities: &Priorities,
         has_lost_port: bool,
     ) -> Option<Self> {
         let is_current = priorities.endpoints().any(|endpoint| world.is_current(endpoint));
-        let outdated = Self { version: scene.version, is_behind: is_current };
+        let outdated = Self { version: config.version, is_behind: is_current };
         (has_lost_port || !is_current).then_some(outdated)
     }
 }
@@ -70,14 +70,14 @@ impl Worker {
 impl World {
     /// Returns the outlook of a request that found no endpoint of a service in a configuration version.
     fn prospect(&self, service: &ServiceName, version: u64) -> Prospect {
-        let Some(scene) = self.scene() else { return Prospect::None };
-        let plan = scene.plans.service(service);
+        let Some(config) = self.config() else { return Prospect::None };
+        let plan = config.plans.service(service);
         let awaited = plan.filter(|plan| plan.view.awaited);
         let is_empty =
             |plan: &Arc<ServicePlan>| plan.ports.values().all(|port| port.endpoints.is_empty());
         match awaited {
-            Some(plan) if is_empty(plan) || scene.version == version => Prospect::Awaited,
-            _ if scene.version != version => Prospect::Newer,
+            Some(plan) if is_empty(plan) || config.version == version => Prospect::Awaited,
+            _ if config.version != version => Prospect::Newer,
             _ => Prospect::None,
         }
     }

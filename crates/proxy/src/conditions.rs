@@ -11,7 +11,7 @@ use leno_discovery::Condition;
 use leno_discovery::condition::kind;
 use leno_model::ServicePolicyName;
 use leno_traffic::circuit::Trigger;
-use leno_traffic::treatment::ServicePort;
+use leno_traffic::traffic_policy::ServicePort;
 use tokio::sync::Notify;
 
 use crate::rejected_clients::RejectedClients;

@@ -77,7 +77,7 @@ pub enum TrustedRoots {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Interception {
     /// Through listeners: one for each configured service, and an HTTP proxy listener.
-    Doors {
+    Listeners {
         /// The address on which the sidecar accepts mutual TLS, with one listener per application port.
         inbound: IpAddr,
         /// The HTTP proxy listener (absolute-form and `CONNECT`); `None` disables it.
@@ -145,7 +145,7 @@ impl Interception {
                 dns: None,
                 mark: None,
             },
-            other @ (Self::Doors { .. } | Self::Gateway { .. }) => other,
+            other @ (Self::Listeners { .. } | Self::Gateway { .. }) => other,
         }
     }
 
@@ -252,7 +252,7 @@ pub struct Limits {
     /// either direction, and a link without a stream are closed.
     pub idle_connection: Duration,
     /// The same for kept-alive connections of external clients to a gateway.
-    pub idle_stranger: Duration,
+    pub idle_external_client: Duration,
     /// The time without use after which a kept-alive connection frees the memory that serves a request, until
     /// the next request.
     pub rest_after: Duration,
@@ -278,7 +278,7 @@ impl Default for Limits {
             discovery_timeout: Duration::from_secs(5),
             idle_subscription: Duration::from_secs(600),
             idle_connection: Duration::from_secs(3600),
-            idle_stranger: Duration::from_secs(75),
+            idle_external_client: Duration::from_secs(75),
             rest_after: Duration::from_millis(100),
             body_stall_timeout: Duration::from_secs(60),
             last_call: Duration::from_secs(1),
@@ -293,7 +293,7 @@ impl Config {
     pub(crate) fn probed_at(&self) -> IpAddr {
         match &self.interception {
             Interception::Redirect { address, .. } => *address,
-            Interception::Doors { .. } | Interception::Gateway { .. } => {
+            Interception::Listeners { .. } | Interception::Gateway { .. } => {
                 IpAddr::V4(Ipv4Addr::LOCALHOST)
             }
         }
@@ -310,7 +310,7 @@ impl Config {
             state,
             token_file: None,
             account_token: None,
-            interception: Interception::Doors {
+            interception: Interception::Listeners {
                 inbound: loopback,
                 http_proxy: Some(SocketAddr::new(loopback, 0)),
             },

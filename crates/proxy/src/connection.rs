@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
-use leno_model::{EndpointId, Occupant, Protocol, Reason, ServiceName};
+use leno_model::{AddressEntry, EndpointId, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_traffic::{Carrier, Origin};
 use leno_wire::link::{Role, StreamKind};
@@ -17,7 +17,6 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
 use crate::connections::{Connection, Counted, Listed};
-use crate::crew::Crew;
 use crate::drain::{Phase, last_call};
 use crate::first_bytes::{detect, preface};
 use crate::gateway;
@@ -29,11 +28,12 @@ use crate::http::server::{Served, refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, Opened};
+use crate::max_wait::finished_within;
 use crate::outside;
-use crate::patience::finished_within;
 use crate::plaintext;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 use crate::silent_client::spoken_in;
+use crate::task_pool::TaskPool;
 use crate::tcp;
 use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
 use crate::worker::Worker;
@@ -41,44 +41,46 @@ use crate::worker::Worker;
 /// Serves a connection from its first byte to its last.
 pub(crate) async fn carry(
     worker: Rc<Worker>,
-    entrance: Entrance,
+    listener_kind: ListenerKind,
     tcp: TcpStream,
     peer: SocketAddr,
 ) {
     let _counted = Counted::connection(&worker.shard, ConnectionSide::Downstream);
     // Boxed here and below, so that each kind of connection holds only the memory that it needs, not that of
     // the largest kind: most connections are idle most of the time.
-    match entrance {
-        Entrance::Inbound { port } => Box::pin(inbound(&worker, port, tcp, peer)).await,
-        Entrance::HttpProxy => {
-            let session = Session::new(worker, Entrance::HttpProxy, None, peer);
+    match listener_kind {
+        ListenerKind::Inbound { port } => Box::pin(inbound(&worker, port, tcp, peer)).await,
+        ListenerKind::HttpProxy => {
+            let session = Session::new(worker, ListenerKind::HttpProxy, None, peer);
             let _listed = list(&session, "http", "HTTP proxy".to_owned());
             Box::pin(from_proxy_client(session, Io::new(Stream::Plain(tcp)))).await;
         }
-        Entrance::Address(at) => Box::pin(to_address(&worker, at, tcp, peer)).await,
-        Entrance::Door { .. } | Entrance::Service { .. } | Entrance::Pinned { .. } => {
+        ListenerKind::Address(at) => Box::pin(to_address(&worker, at, tcp, peer)).await,
+        ListenerKind::Outbound { .. }
+        | ListenerKind::Service { .. }
+        | ListenerKind::Pinned { .. } => {
             let io = Io::new(Stream::Plain(tcp));
-            Box::pin(to_service(&worker, entrance, io, BytesMut::new(), peer)).await;
+            Box::pin(to_service(&worker, listener_kind, io, BytesMut::new(), peer)).await;
         }
-        Entrance::Gateway { port } => Box::pin(gateway::carry(&worker, port, tcp, peer)).await,
+        ListenerKind::Gateway { port } => Box::pin(gateway::carry(&worker, port, tcp, peer)).await,
     }
 }
 
 /// Serves a connection from another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
 async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
-    let Some(scene) = worker.world.scene() else {
+    let Some(config) = worker.world.config() else {
         return;
     };
-    let spoken = scene.in_clear(port, peer.ip());
-    let access = &scene.plans.access;
+    let spoken = config.in_clear(port, peer.ip());
+    let access = &config.plans.access;
     let clients = if access.skips_proof(port, peer.ip()) {
         Clients::Anyone
-    } else if access.takes_guests(port, peer.ip()) {
-        Clients::Guests
+    } else if access.takes_external_principals(port, peer.ip()) {
+        Clients::ExternalPrincipals
     } else {
         Clients::Members
     };
-    drop(scene);
+    drop(config);
     let half_open = worker.half_open.admit(peer.ip());
     if let Some(spoken) = spoken {
         let looked = plaintext::is_mutual_tls(worker, spoken, &tcp);
@@ -119,13 +121,13 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
         worker.shard.refuse(reason);
         return;
     }
-    let (member, guest, expires) = accepted.client.into_parts();
+    let (member, external_principal, expires) = accepted.client.into_parts();
     let identity = member.map(Rc::new);
     let state = accepted.tls.get_ref().1;
     let alpn = state.alpn_protocol().map(<[u8]>::to_vec);
-    let carrier = Carrier::Tls { asked: state.server_name().map(Into::into), guest };
+    let carrier = Carrier::Tls { asked: state.server_name().map(Into::into), external_principal };
     let io = Io::new(Stream::Server(Box::new(accepted.tls)));
-    let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
+    let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, identity, peer);
     (session.expires, session.carrier) = (expires, carrier);
     let origin = session.origin();
     let served = pin!(serve_inbound(session, (port, expires), io.clone(), alpn));
@@ -212,10 +214,10 @@ async fn plain_inbound(
 ) {
     worker.shard.add(Count::DownstreamPlaintext, 1);
     let mut early = BytesMut::new();
-    let patience = worker.config.limits.idle_connection;
-    let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
+    let max_wait = worker.config.limits.idle_connection;
+    let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, None, peer);
     let needs_requests = || tcp::needs_requests(&session, port);
-    let spoken = spoken_in(worker, (declared, patience), (&io, &mut early), needs_requests);
+    let spoken = spoken_in(worker, (declared, max_wait), (&io, &mut early), needs_requests);
     let Some(spoken) = handshake::begun(worker, &half_open, spoken).await else {
         return io.reset();
     };
@@ -344,7 +346,7 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
     let on_open = move |opened: Opened| {
         let session = session.clone();
         match opened.kind {
-            StreamKind::Http => Crew::serve(session, opened),
+            StreamKind::Http => TaskPool::serve(session, opened),
             StreamKind::Tcp => {
                 let carry = async move { tcp::to_application(&session, port, opened).await };
                 tokio::task::spawn_local(carry);
@@ -393,12 +395,12 @@ async fn from_proxy_client(session: Session, io: Io) {
     }
     match named {
         Named::Service(service, port) => {
-            let entrance = Entrance::Service { service, port };
-            Box::pin(to_service(&session.worker, entrance, io, early, session.peer)).await;
+            let listener_kind = ListenerKind::Service { service, port };
+            Box::pin(to_service(&session.worker, listener_kind, io, early, session.peer)).await;
         }
         Named::Outside(at) => {
             let inner =
-                Session::new(session.worker.clone(), Entrance::Address(at), None, session.peer);
+                Session::new(session.worker.clone(), ListenerKind::Address(at), None, session.peer);
             let _listed = list(&inner, "tcp", format!("{at}, outside"));
             Box::pin(outside::carry(&inner, at, io, early)).await;
         }
@@ -408,30 +410,30 @@ async fn from_proxy_client(session: Session, io: Io) {
 /// Serves a connection from the application to an address, by the address entry.
 async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: SocketAddr) {
     let io = Io::new(Stream::Plain(tcp));
-    let patience = worker.config.limits.discovery_timeout;
-    let occupant = match worker.world.occupant(at.ip(), patience).await {
-        Ok(occupant) => occupant,
+    let max_wait = worker.config.limits.discovery_timeout;
+    let address_entry = match worker.world.address_entry(at.ip(), max_wait).await {
+        Ok(address_entry) => address_entry,
         Err(reason) => {
             tracing::debug!(%at, reason = reason.label(), "no configuration for this address");
             worker.shard.refuse(reason.label());
             return io.reset();
         }
     };
-    let entrance = match &*occupant {
-        Occupant::Outside => None,
-        Occupant::Service(service) => {
-            Some(Entrance::Service { service: service.clone(), port: at.port() })
+    let listener_kind = match &*address_entry {
+        AddressEntry::Outside => None,
+        AddressEntry::Service(service) => {
+            Some(ListenerKind::Service { service: service.clone(), port: at.port() })
         }
-        Occupant::Workload { workload, ports } => ports.get(&at.port()).map(|port| {
+        AddressEntry::Workload { workload, ports } => ports.get(&at.port()).map(|port| {
             let (service, workload) = (port.service.clone(), workload.clone());
-            Entrance::Pinned { at, id: EndpointId { service, port: port.port, workload } }
+            ListenerKind::Pinned { at, id: EndpointId { service, port: port.port, workload } }
         }),
     };
-    drop(occupant);
-    if let Some(entrance) = entrance {
-        return to_service(worker, entrance, io, BytesMut::new(), peer).await;
+    drop(address_entry);
+    if let Some(listener_kind) = listener_kind {
+        return to_service(worker, listener_kind, io, BytesMut::new(), peer).await;
     }
-    let session = Session::new(worker.clone(), Entrance::Address(at), None, peer);
+    let session = Session::new(worker.clone(), ListenerKind::Address(at), None, peer);
     let _listed = list(&session, "tcp", format!("{at}, outside"));
     outside::carry(&session, at, io, BytesMut::new()).await;
 }
@@ -439,36 +441,36 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
 /// Serves a connection from the application to one service or workload, in the protocol of the service.
 async fn to_service(
     worker: &Rc<Worker>,
-    entrance: Entrance,
+    listener_kind: ListenerKind,
     io: Io,
     mut early: BytesMut,
     peer: SocketAddr,
 ) {
-    let (service, port, mut declared) = match &entrance {
-        Entrance::Door { service, port } | Entrance::Service { service, port } => {
+    let (service, port, mut declared) = match &listener_kind {
+        ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             (service.clone(), *port, protocol(worker, service, *port).await)
         }
-        Entrance::Pinned { at, id } => {
+        ListenerKind::Pinned { at, id } => {
             (id.service.clone(), id.port, protocol_at(worker, *at).await)
         }
-        Entrance::Inbound { .. }
-        | Entrance::HttpProxy
-        | Entrance::Address(_)
-        | Entrance::Gateway { .. } => return,
+        ListenerKind::Inbound { .. }
+        | ListenerKind::HttpProxy
+        | ListenerKind::Address(_)
+        | ListenerKind::Gateway { .. } => return,
     };
-    let patience = worker.config.limits.idle_connection;
+    let max_wait = worker.config.limits.idle_connection;
     let spoken = loop {
         let needs_requests = || tcp::injects_faults(worker, &service, port);
-        let spoken = spoken_in(worker, (declared, patience), (&io, &mut early), needs_requests);
+        let spoken = spoken_in(worker, (declared, max_wait), (&io, &mut early), needs_requests);
         let Some(spoken) = spoken.await else { return };
         // The configuration at the time of the first bytes decides. It may have arrived while the client was
         // silent.
-        match protocol_now(worker, &entrance) {
+        match protocol_now(worker, &listener_kind) {
             Some(now) if now != declared => declared = now,
             Some(_) | None => break spoken,
         }
     };
-    let mut session = Session::new(worker.clone(), entrance, None, peer);
+    let mut session = Session::new(worker.clone(), listener_kind, None, peer);
     session.found_http2 = found_http2(declared, spoken);
     let list = |protocol| list(&session, protocol, format!("{service}:{port}"));
     match spoken {
@@ -488,10 +490,10 @@ async fn to_service(
 }
 
 /// Determines the protocol of a connection to a service with the given declaration. Returns `None` if the
-/// client stays silent for `patience`, or if the proxy drains.
+/// client stays silent for `max_wait`, or if the proxy drains.
 pub(crate) async fn spoken(
     worker: &Worker,
-    (declared, patience): (Protocol, Duration),
+    (declared, max_wait): (Protocol, Duration),
     io: &Io,
     early: &mut BytesMut,
 ) -> Option<Spoken> {
@@ -509,13 +511,13 @@ pub(crate) async fn spoken(
             let sniffed = loop {
                 if early.is_empty() {
                     let mut phase = worker.phase.clone();
-                    let begun = |patience| timeout(patience, poll_fn(|cx| io.poll_readable(cx)));
+                    let begun = |max_wait| timeout(max_wait, poll_fn(|cx| io.poll_readable(cx)));
                     tokio::select! {
                         biased;
-                        begun = begun(patience) => begun.ok()?.ok()?,
+                        begun = begun(max_wait) => begun.ok()?.ok()?,
                         // A connection that is new when the drain begins may have a first request as well.
                         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                            Box::pin(begun(last_call(limits).min(patience))).await.ok()?.ok()?;
+                            Box::pin(begun(last_call(limits).min(max_wait))).await.ok()?.ok()?;
                         }
                     }
                 }
@@ -556,8 +558,8 @@ pub(crate) enum Spoken {
 
 /// Returns the declared protocol of a service port; `Detect` if it is not known.
 async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
-    let patience = worker.config.limits.discovery_timeout;
-    let Ok((_, plan)) = worker.world.with_service(service, patience).await else {
+    let max_wait = worker.config.limits.discovery_timeout;
+    let Ok((_, plan)) = worker.world.with_service(service, max_wait).await else {
         return Protocol::Detect;
     };
     plan.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
@@ -565,26 +567,26 @@ async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol
 
 /// Returns the protocol at a port of a workload that is addressed directly.
 async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
-    let patience = worker.config.limits.discovery_timeout;
-    match worker.world.occupant(at.ip(), patience).await.as_deref() {
-        Ok(Occupant::Workload { ports, .. }) => {
+    let max_wait = worker.config.limits.discovery_timeout;
+    match worker.world.address_entry(at.ip(), max_wait).await.as_deref() {
+        Ok(AddressEntry::Workload { ports, .. }) => {
             ports.get(&at.port()).map_or(Protocol::Detect, |port| port.protocol)
         }
-        Ok(Occupant::Service(_) | Occupant::Outside) | Err(_) => Protocol::Detect,
+        Ok(AddressEntry::Service(_) | AddressEntry::Outside) | Err(_) => Protocol::Detect,
     }
 }
 
 /// Returns the protocol of the target in the current configuration.
-fn protocol_now(worker: &Worker, entrance: &Entrance) -> Option<Protocol> {
-    match entrance {
-        Entrance::Door { service, port } | Entrance::Service { service, port } => {
+fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protocol> {
+    match listener_kind {
+        ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             worker.world.protocol(service, *port)
         }
-        Entrance::Pinned { at, .. } => worker.world.protocol_at(*at),
-        Entrance::Inbound { .. }
-        | Entrance::HttpProxy
-        | Entrance::Address(_)
-        | Entrance::Gateway { .. } => None,
+        ListenerKind::Pinned { at, .. } => worker.world.protocol_at(*at),
+        ListenerKind::Inbound { .. }
+        | ListenerKind::HttpProxy
+        | ListenerKind::Address(_)
+        | ListenerKind::Gateway { .. } => None,
     }
 }
 

@@ -12,21 +12,21 @@ use leno_telemetry::{Changes, RuleChange, SeriesChange, Telemetry, spent};
 /// sent again; the sidecar's own metrics are complete.
 pub(crate) struct Counted {
     changes: Changes,
-    told: Instant,
+    reported: Instant,
     /// CPU time at the last report.
     cpu: Duration,
 }
 
 impl Counted {
     pub(crate) fn of(telemetry: Arc<Telemetry>) -> Self {
-        Self { changes: Changes::of(telemetry), told: Instant::now(), cpu: Duration::ZERO }
+        Self { changes: Changes::of(telemetry), reported: Instant::now(), cpu: Duration::ZERO }
     }
 
     /// Begins a stream. Counts from the time without a stream are skipped: the control plane could not assign
     /// them to a time.
     pub(crate) fn connected(&mut self, now: Instant) {
         self.changes.take(SERIES_MAX, usize::MAX);
-        self.told = now;
+        self.reported = now;
         self.cpu = spent(std::process::id()).map_or(self.cpu, |spent| spent.cpu);
     }
 
@@ -37,18 +37,18 @@ impl Counted {
         let cpu = spent.map_or(self.cpu, |spent| spent.cpu);
         if taken.series.is_empty() {
             // Rates cover only intervals with traffic.
-            (self.told, self.cpu) = (now, cpu);
+            (self.reported, self.cpu) = (now, cpu);
             return None;
         }
         let traffic = Traffic {
-            span: now.duration_since(self.told),
+            span: now.duration_since(self.reported),
             series: taken.series.iter().map(series).collect(),
             folded: u32::try_from(taken.folded).unwrap_or(u32::MAX),
             cpu: cpu.saturating_sub(self.cpu),
             memory_kib: spent.map_or(0, |spent| spent.own_kib),
             rules: taken.rules.iter().filter_map(rule).collect(),
         };
-        (self.told, self.cpu) = (now, cpu);
+        (self.reported, self.cpu) = (now, cpu);
         Some(traffic)
     }
 }
@@ -123,13 +123,13 @@ mod tests {
         };
         shard.count_opened(shard.series(&labels("tcp")));
         shard.count_opened(shard.series(&labels("outside")));
-        let told = counted.take(began + Duration::from_secs(5)).unwrap();
-        let opened: Vec<_> = told.series.iter().map(|series| series.opened).collect();
+        let reported = counted.take(began + Duration::from_secs(5)).unwrap();
+        let opened: Vec<_> = reported.series.iter().map(|series| series.opened).collect();
         assert_eq!(opened, [Some(1), Some(1)]);
     }
 
     #[test]
-    fn only_what_is_new_is_told_and_nothing_when_nothing_is() {
+    fn only_what_is_new_is_reported_and_nothing_when_nothing_is() {
         let telemetry = Telemetry::new();
         let shard = telemetry.shard();
         let mut counted = Counted::of(Arc::clone(&telemetry));
@@ -153,10 +153,10 @@ mod tests {
             bytes_out: 2,
         };
         shard.record(shard.series(&labels), &outcome);
-        let told = counted.take(began + Duration::from_secs(5)).unwrap();
-        assert_eq!(told.span, Duration::from_secs(5));
-        assert!(told.memory_kib > 0);
-        let [series] = &told.series[..] else { panic!("{told:?}") };
+        let reported = counted.take(began + Duration::from_secs(5)).unwrap();
+        assert_eq!(reported.span, Duration::from_secs(5));
+        assert!(reported.memory_kib > 0);
+        let [series] = &reported.series[..] else { panic!("{reported:?}") };
         assert_eq!(series.direction, Direction::Inbound);
         assert_eq!(series.peer, ServiceAccount::new("bookinfo", "reviews").ok());
         assert_eq!((series.requests(), series.failed, series.durations.len()), (1, 1, 1));
@@ -164,8 +164,8 @@ mod tests {
         assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
         assert_eq!(counted.take(began + Duration::from_secs(10)), None);
         shard.record(shard.series(&labels), &outcome);
-        let told = counted.take(began + Duration::from_secs(15)).unwrap();
-        assert_eq!(told.span, Duration::from_secs(5), "idle time is not told");
+        let reported = counted.take(began + Duration::from_secs(15)).unwrap();
+        assert_eq!(reported.span, Duration::from_secs(5), "idle time is not told");
         shard.record(shard.series(&labels), &outcome);
         counted.connected(began + Duration::from_secs(3600));
         assert_eq!(counted.take(began + Duration::from_secs(3605)), None);

@@ -94,8 +94,8 @@ async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Add
     let namespace = &follower.config.workload.namespace;
     let name = question.name().to_utf8();
     let service = host::service_of(&name, namespace).ok_or(ResponseCode::NXDomain)?;
-    let patience = follower.config.limits.discovery_timeout;
-    match follower.world.with_service(&service, patience).await {
+    let max_wait = follower.config.limits.discovery_timeout;
+    match follower.world.with_service(&service, max_wait).await {
         Ok(_) => {}
         Err(leno_model::Reason::UnknownService) => return Err(ResponseCode::NXDomain),
         // Without a response of the control plane, existence is unknown: SERVFAIL, not NXDOMAIN.

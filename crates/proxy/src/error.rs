@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leno_model::{FixedAnswer, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::fault::InjectedAnswer;
-use leno_traffic::{Denial, Exceeded, Full, Ruling};
+use leno_traffic::{Denial, Exceeded, Full, PolicyDecision};
 use leno_wire::http1::Malformed;
 use leno_wire::link::ResetCode;
 
@@ -17,7 +17,7 @@ use crate::link::Lost;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
-    pub(crate) policy: Option<Ruling>,
+    pub(crate) policy: Option<PolicyDecision>,
     /// The response, if a policy sets another one than the reason does.
     pub(crate) answer: Option<Arc<FixedAnswer>>,
     /// The value of `Retry-After`, in seconds.
@@ -42,7 +42,7 @@ impl Failure {
     }
 
     /// Creates the failure for an injected fault.
-    pub(crate) fn injected(policy: Ruling, injected: InjectedAnswer) -> Self {
+    pub(crate) fn injected(policy: PolicyDecision, injected: InjectedAnswer) -> Self {
         let InjectedAnswer { answer, grpc } = injected;
         let of_http = answer.status.map(GrpcStatus::of_http);
         let grpc = grpc.map(GrpcStatus::of_code).or(of_http);
@@ -67,14 +67,14 @@ impl From<Exceeded<'_>> for Failure {
     fn from(exceeded: Exceeded<'_>) -> Self {
         let retry_after = Some(exceeded.seconds());
         let Exceeded { policy, rule, answer, hits, .. } = exceeded;
-        let policy = Some(Ruling::service_policy(policy, rule, hits));
+        let policy = Some(PolicyDecision::service_policy(policy, rule, hits));
         Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
     }
 }
 
 impl From<Full<'_>> for Failure {
     fn from(Full { policy, rule, answer, hits }: Full<'_>) -> Self {
-        let policy = Some(Ruling::service_policy(policy, rule, hits));
+        let policy = Some(PolicyDecision::service_policy(policy, rule, hits));
         Self { policy, answer, ..Self::from(Reason::Overloaded) }
     }
 }

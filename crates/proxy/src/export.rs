@@ -53,8 +53,8 @@ impl Courier {
         batch: &[Arc<Seen>],
         fate: &mut Fate<Counted>,
     ) {
-        let parcels = records::encode(&self.source(), batch, form);
-        self.post.deliver_all(collector, parcels, fate).await;
+        let export_requests = records::encode(&self.source(), batch, form);
+        self.post.deliver_all(collector, export_requests, fate).await;
     }
 
     /// Creates the export result of access log entries, with nothing sent yet.
@@ -75,7 +75,7 @@ impl Courier {
     }
 
     fn source(&self) -> Source {
-        source::source(&self.config.workload, self.world.scene().as_deref())
+        source::source(&self.config.workload, self.world.config().as_deref())
     }
 }
 
@@ -104,8 +104,8 @@ pub(crate) async fn push_metrics(
 ) {
     let (wanted, mut fate) = (courier.world.sights.metrics(), courier.fate_of_metrics());
     let over = async { drop(over.await) };
-    let told = Numbers(&courier);
-    leno_outside::push_metrics((&courier.post, &mut fate), told, wanted, since, over).await;
+    let reported = Numbers(&courier);
+    leno_outside::push_metrics((&courier.post, &mut fate), reported, wanted, since, over).await;
 }
 
 /// All metrics of this sidecar.

@@ -124,10 +124,10 @@ impl Follower {
     /// Returns the current conditions. A detection delay ends when the service declares a protocol.
     fn conditions(&self) -> Vec<Condition> {
         let mut conditions = self.world.conditions.now(Instant::now());
-        let scene = self.world.scene();
+        let config = self.world.config();
         let is_detected = |subject: &str| {
             let (service, port) = subject.rsplit_once(':')?;
-            let plan = scene.as_ref()?.plans.service(&service.parse().ok()?)?;
+            let plan = config.as_ref()?.plans.service(&service.parse().ok()?)?;
             Some(plan.ports.get(&port.parse().ok()?)?.protocol == Protocol::Detect)
         };
         conditions.retain(|it| {
@@ -215,7 +215,7 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
             if lasted {
                 follower.outage.was_stable();
             }
-            let serving = match follower.world.scene() {
+            let serving = match follower.world.config() {
                 Some(_) => Serving::Configuration,
                 None => Serving::Nothing,
             };
@@ -285,7 +285,7 @@ async fn follow_one(
         addresses: follower.asked.borrow().keys().copied().collect(),
         looked_up: follower.looked_up.borrow().keys().cloned().collect(),
         session: session(SystemTime::now()),
-        edition: credential.edition(),
+        ca_generation: credential.ca_generation(),
         process: follower.seed,
         report: follower.report(),
         answers_queries: follower.queries.is_some(),
@@ -350,8 +350,8 @@ async fn tls(
         follower.reached.reached(control, address);
         Ok::<_, std::io::Error>(tls)
     };
-    let patience = follower.config.limits.handshake_timeout;
-    Ok(tokio::time::timeout(patience, connected).await.map_err(|_| Ended::Late)??)
+    let max_wait = follower.config.limits.handshake_timeout;
+    Ok(tokio::time::timeout(max_wait, connected).await.map_err(|_| Ended::Late)??)
 }
 
 /// Connects to a control plane, at the first of its addresses that accepts.

@@ -39,7 +39,7 @@ pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: 
         }
         GatewayPortPlan::Passthrough(_) | GatewayPortPlan::Tcp(_) => {
             let session = Session::at_the_edge(worker.clone(), edge, peer);
-            let _listed = list(&session, "tcp", told(port));
+            let _listed = list(&session, "tcp", reported(port));
             let io = Io::new(Stream::Plain(tcp));
             Box::pin(tcp::through_gateway(&session, half_open, (port, &plan), io)).await;
         }
@@ -48,8 +48,8 @@ pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: 
 
 /// Returns the current configuration of a port.
 pub(crate) fn plan(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
-    let scene = worker.world.scene()?;
-    scene.plans.gateway.as_ref()?.ports.get(&port).cloned()
+    let config = worker.world.config()?;
+    config.plans.gateway.as_ref()?.ports.get(&port).cloned()
 }
 
 /// Serves HTTP/1.1, or HTTP/2 with prior knowledge.
@@ -64,11 +64,11 @@ async fn http(session: Session, half_open: HalfOpen, io: Io) {
     match spoken {
         None => {}
         Some(Spoken::Http1) => {
-            let listed = list(&session, "http", told_of(&session));
+            let listed = list(&session, "http", known_of(&session));
             Box::pin(half_open_http1((session, half_open), listed, &io, early)).await;
         }
         Some(Spoken::Http2) => {
-            let _listed = list(&session, "http2", told_of(&session));
+            let _listed = list(&session, "http2", known_of(&session));
             Box::pin(half_open_http2((session, half_open), &io, early)).await;
         }
         // TLS at a port without TLS.
@@ -85,14 +85,14 @@ async fn https(
     edge: Edge,
     (tcp, peer): (TcpStream, SocketAddr),
 ) {
-    let config = worker.world.scene().and_then(|scene| scene.edge.get(&edge.port)?.clone());
+    let config = worker.world.config().and_then(|config| config.edge.get(&edge.port)?.clone());
     let Some(config) = config else {
         return worker.shard.refuse(Reason::HandshakeFailed.label());
     };
     let accepting = async {
         let expected = handshake::begun(worker, &half_open, tls::expect(&tcp)).await;
         expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
-        tls::accept_stranger(worker, &half_open, config, tcp).await
+        tls::accept_external_client(worker, &half_open, config, tcp).await
     };
     let Some(tls) = handshake::finished(worker, peer, accepting).await else {
         return;
@@ -106,20 +106,20 @@ async fn https(
     let io = Io::new(Stream::Server(Box::new(tls)));
     match is_http2 {
         true => {
-            let _listed = list(&session, "http2", told_of(&session));
+            let _listed = list(&session, "http2", known_of(&session));
             Box::pin(http2::server::serve(Rc::new(session), &io, BytesMut::new())).await;
         }
         false => {
-            let _listed = list(&session, "http", told_of(&session));
+            let _listed = list(&session, "http", known_of(&session));
             serve(&session, &io, BytesMut::new()).await;
         }
     }
 }
 
-fn told_of(session: &Session) -> String {
-    told(session.edge.as_ref().map_or(0, |edge| edge.port))
+fn known_of(session: &Session) -> String {
+    reported(session.edge.as_ref().map_or(0, |edge| edge.port))
 }
 
-fn told(port: u16) -> String {
+fn reported(port: u16) -> String {
     format!("gateway port {port}")
 }

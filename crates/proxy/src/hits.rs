@@ -2,7 +2,7 @@
 
 use leno_model::{PolicyName, RouteKind, RouteName, RuleKind, RuleOrigin, ServicePolicyName};
 use leno_telemetry::{RuleLabels, RuleNumber, Shard};
-use leno_traffic::{CompiledRule, HitSlot, Ruling};
+use leno_traffic::{CompiledRule, HitSlot, PolicyDecision};
 
 /// Counts a match of a route rule.
 pub(crate) fn route(shard: &Shard, rule: &CompiledRule) {
@@ -21,12 +21,12 @@ pub(crate) fn shares(shard: &Shard, kind: RouteKind, route: &RouteName) {
 }
 
 /// Counts a match of an authorization rule.
-pub(crate) fn policy(shard: &Shard, ruling: &Ruling) {
-    hit(shard, ruling.hits(), || RuleLabels {
-        kind: ruling.kind(),
-        namespace: ruling.policy.namespace.to_string(),
-        name: ruling.policy.name.to_string(),
-        rule: ruling.rule.as_deref().unwrap_or_default().to_owned(),
+pub(crate) fn policy(shard: &Shard, decision: &PolicyDecision) {
+    hit(shard, decision.hits(), || RuleLabels {
+        kind: decision.kind(),
+        namespace: decision.policy.namespace.to_string(),
+        name: decision.policy.name.to_string(),
+        rule: decision.rule.as_deref().unwrap_or_default().to_owned(),
     });
 }
 

@@ -8,12 +8,12 @@ use tokio::sync::Notify;
 
 /// The connections of external clients to one thread that have no request in progress.
 #[derive(Default)]
-pub(crate) struct IdleStrangers {
+pub(crate) struct IdleClients {
     waiting: RefCell<BTreeMap<u64, Rc<Notify>>>,
     next: Cell<u64>,
 }
 
-impl IdleStrangers {
+impl IdleClients {
     /// Registers a connection as idle until dropped; resolves when it is to be closed.
     pub(crate) async fn wait(&self) {
         let place = Place { all: self, number: self.next.get() };
@@ -34,7 +34,7 @@ impl IdleStrangers {
 }
 
 struct Place<'a> {
-    all: &'a IdleStrangers,
+    all: &'a IdleClients,
     number: u64,
 }
 
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn the_one_that_waited_longest_goes_first() {
-        let all = IdleStrangers::default();
+        let all = IdleClients::default();
         let mut cx = Context::from_waker(Waker::noop());
         let (mut first, mut second) = (pin!(all.wait()), pin!(all.wait()));
         {

@@ -115,11 +115,11 @@ impl Io {
         Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
     }
 
-    /// Closes a connection on which no more bytes are expected. Waits at most `FAREWELL` for a peer that does
+    /// Closes a connection on which no more bytes are expected. Waits at most `SHUTDOWN` for a peer that does
     /// not read.
     pub(crate) async fn close(&self) {
         // An error means that the connection is already closed.
-        drop(timeout(FAREWELL, poll_fn(|cx| self.poll_shutdown(cx))).await);
+        drop(timeout(SHUTDOWN, poll_fn(|cx| self.poll_shutdown(cx))).await);
     }
 
     /// Closes a connection with a peer that may still be sending. Closing it with unread bytes would reset it,
@@ -139,7 +139,7 @@ impl Io {
             }
         };
         // An error means that the connection is already closed.
-        drop(timeout(FAREWELL, read_out).await);
+        drop(timeout(SHUTDOWN, read_out).await);
     }
 
     /// True if the stream is plain TCP, without TLS.
@@ -290,7 +290,7 @@ const READ_BYTES: usize = 16 * 1024;
 /// A buffer with less free capacity grows before the next read.
 const READ_BYTES_MIN: usize = 1024;
 /// The maximum duration of closing a connection, including reads of remaining bytes.
-const FAREWELL: Duration = Duration::from_secs(2);
+const SHUTDOWN: Duration = Duration::from_secs(2);
 /// The maximum number of bytes dropped from a peer that continues to send after its response.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The time between two checks of a peer that has half-closed and waits for its response.

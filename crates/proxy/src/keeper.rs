@@ -16,7 +16,7 @@ pub(crate) struct Keeper {
     latest: RefCell<Option<Update>>,
     /// The snapshot on disk, in case its file is removed.
     stored: RefCell<Option<Update>>,
-    told: Notify,
+    reported: Notify,
     ending: Cell<bool>,
     ended: Notify,
 }
@@ -25,7 +25,7 @@ impl Keeper {
     /// Queues a snapshot to be written.
     pub(crate) fn keep(&self, update: Update) {
         self.latest.replace(Some(update));
-        self.told.notify_one();
+        self.reported.notify_one();
     }
 
     /// Records a snapshot that was read from disk.
@@ -36,7 +36,7 @@ impl Keeper {
     /// Ends [`Self::run`] after it has written the last snapshot.
     pub(crate) fn end(&self) {
         self.ending.set(true);
-        self.told.notify_one();
+        self.reported.notify_one();
         self.ended.notify_one();
     }
 
@@ -52,7 +52,7 @@ impl Keeper {
                 }
                 let fails = state.problem().is_some();
                 tokio::select! {
-                    () = self.told.notified() => {}
+                    () = self.reported.notified() => {}
                     () = state.failed(), if !fails => {}
                     () = tokio::time::sleep(AGAIN) => self.tend(&state, fails).await,
                 }

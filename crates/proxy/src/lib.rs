@@ -9,16 +9,15 @@ mod application_metrics;
 mod application_ports;
 mod awaited;
 mod buffers;
+mod check_service;
 mod conditions;
 mod config;
 mod connection;
 mod connections;
 mod control_address;
+mod control_loop;
 mod control_outage;
 mod counted;
-mod crew;
-mod decider;
-mod desk;
 mod dial;
 mod dns;
 mod drain;
@@ -40,11 +39,11 @@ mod link;
 mod listen;
 mod listeners;
 mod look_ups;
+mod max_wait;
 mod names;
 mod opened;
 mod outside;
 mod pages;
-mod patience;
 mod plaintext;
 mod probes;
 mod proof;
@@ -61,6 +60,7 @@ mod splice;
 mod state;
 mod subscriptions;
 mod tapped;
+mod task_pool;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -101,10 +101,10 @@ use crate::follow::Follower;
 use crate::health::Health;
 use crate::listen::Command;
 use crate::listeners::Listeners;
-use crate::opened::Doors;
 pub use crate::opened::ListenerStates;
+use crate::opened::OpenListeners;
 use crate::removed::RemovedEndpoints;
-use crate::seen::{Intakes, Outlets, Seen};
+use crate::seen::{Intakes, Seen, TraceQueues};
 use crate::state::StateDir;
 use crate::worker::{Parts, Worker};
 use crate::world::{Want, World};
@@ -115,7 +115,7 @@ pub struct Proxy {
     admin: TcpListener,
     health: Option<TcpListener>,
     state: StateDir,
-    doors: Doors,
+    open_listeners: OpenListeners,
     application: ApplicationPorts,
     telemetry: Arc<Telemetry>,
     phase: watch::Sender<Phase>,
@@ -183,7 +183,7 @@ impl Proxy {
             admin,
             health,
             state,
-            doors: Doors::new(),
+            open_listeners: OpenListeners::new(),
             application: ApplicationPorts::default(),
             telemetry: Telemetry::new(),
             phase: watch::Sender::new(Phase::Serving),
@@ -221,8 +221,8 @@ impl Proxy {
 
     /// Returns the states of the listeners, once the first configuration is applied.
     #[must_use]
-    pub fn doors(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
-        self.doors.watch()
+    pub fn open_listeners(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
+        self.open_listeners.watch()
     }
 
     /// Adds an application with port states reported by a supervisor.
@@ -255,18 +255,18 @@ impl Proxy {
         let connections = Arc::new(Connections::default());
         let removed = Arc::new(RemovedEndpoints::default());
         let phase = self.phase.clone();
-        let (outlets, intakes) = Outlets::new();
+        let (trace_queues, intakes) = TraceQueues::new();
         let (workers, threads) = spawn_all(self.config.cores.max(1), |core| Parts {
             config: self.config.clone(),
             world: world.clone(),
             connections: connections.clone(),
             removed: removed.clone(),
             phase: phase.subscribe(),
-            outlets: outlets.clone(),
+            trace_queues: trace_queues.clone(),
             shard: telemetry.shard(),
             seed: seed(core),
         })?;
-        drop(outlets);
+        drop(trace_queues);
         let admin = Admin {
             config: self.config.clone(),
             shard: telemetry.shard(),
@@ -276,15 +276,16 @@ impl Proxy {
             world: world.clone(),
             connections,
             removed,
-            doors: self.doors.clone(),
+            open_listeners: self.open_listeners.clone(),
             is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
             was_open: false.into(),
             phase: phase.subscribe(),
         };
         let courier = Courier::new(self.config.clone(), world.clone(), telemetry.shard());
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
-        let told = (telemetry, world);
-        let follower = Follower::new(self.config.clone(), told, self.state.clone(), page, seed(0));
+        let reports = (telemetry, world);
+        let follower =
+            Follower::new(self.config.clone(), reports, self.state.clone(), page, seed(0));
         let (queries, queried) = mpsc::channel(admin::QUERIES_MAX);
         let follower = follower.with_queries(queries);
         let tasks = LocalSet::new();
@@ -296,7 +297,7 @@ impl Proxy {
         let (state, follower) = (self.state.clone(), Rc::new(follower));
         let keeping = tasks.spawn_local(keep(follower.clone()));
         tasks.spawn_local(watch_log(follower.clone()));
-        let parts = (workers, self.doors, self.state);
+        let parts = (workers, self.open_listeners, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);
         tasks.spawn_local(tapped::tell(taps, requests.clone()));
         let failed = tasks.run_until(stopped(stop, &follower.fatal)).await;
@@ -317,8 +318,8 @@ impl Proxy {
         // No other sender is left: the queues end after the last entries are exported.
         drop(over);
         phase.send_replace(Phase::Over);
-        let told = tokio::time::timeout(TELL_MAX, finished(telling));
-        drop(tasks.run_until(async { tokio::join!(told, finished(pages)) }).await);
+        let reports = tokio::time::timeout(TELL_MAX, finished(telling));
+        drop(tasks.run_until(async { tokio::join!(reports, finished(pages)) }).await);
         failed.map_or(Ok(()), Err)
     }
 }
@@ -417,7 +418,7 @@ fn control(
     tasks: &LocalSet,
     follower: Rc<Follower>,
     wanted: mpsc::Receiver<Want>,
-    (workers, doors, state): (Vec<mpsc::Sender<Command>>, Doors, StateDir),
+    (workers, open_listeners, state): (Vec<mpsc::Sender<Command>>, OpenListeners, StateDir),
 ) -> mpsc::Sender<Request> {
     if let Some(credential) = state.credential(&follower.config.workload, SystemTime::now()) {
         renew::adopt(&follower, credential);
@@ -431,9 +432,14 @@ fn control(
         look_ups::serve(tasks, &follower, look_ups);
     }
     tasks.spawn_local(follow::follow(follower.clone(), inbox));
-    tasks.spawn_local(desk::keep_subscriptions(follower.clone(), wanted, requests.clone()));
+    tasks.spawn_local(control_loop::keep_subscriptions(follower.clone(), wanted, requests.clone()));
     tasks.spawn_local(renew::keep_fresh(follower.clone(), requests.clone()));
-    tasks.spawn_local(desk::keep_listeners(follower, listeners, requests.clone(), doors));
+    tasks.spawn_local(control_loop::keep_listeners(
+        follower,
+        listeners,
+        requests.clone(),
+        open_listeners,
+    ));
     requests
 }
 
@@ -457,7 +463,7 @@ async fn keep(follower: Rc<Follower>) {
 async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
     follower.withdrawn.set(true);
     follower.listening.borrow_mut().clear();
-    let told = async {
+    let reports = async {
         let report = follower.report();
         requests.send(Request::Listeners(Vec::new(), report)).await.ok()?;
         // All slots are free again once every request has been taken for sending.
@@ -465,7 +471,7 @@ async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
         tokio::task::yield_now().await;
         Some(())
     };
-    if !matches!(tokio::time::timeout(FAREWELL_MAX, told).await, Ok(Some(()))) {
+    if !matches!(tokio::time::timeout(SHUTDOWN_MAX, reports).await, Ok(Some(()))) {
         tracing::debug!("the final report was not sent to the control plane");
     }
 }
@@ -511,7 +517,7 @@ const KEEP_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 /// The time to export the last entries.
 const TELL_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 /// The time to withdraw the listeners; an unreachable control plane must not delay the end.
-const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_millis(250);
+const SHUTDOWN_MAX: std::time::Duration = std::time::Duration::from_millis(250);
 /// The polling period of the counters of dropped log lines.
 const LOG_LOOK_PERIOD: std::time::Duration = std::time::Duration::from_secs(2);
 /// The queue length of commands for a data thread.

@@ -178,13 +178,13 @@ impl LinkHandle {
         self.wait(|state| state.greeted).await
     }
 
-    /// Resolves when the output of the link is no longer congested; `None` if it still is after `patience`.
-    pub(crate) async fn uncongested(&self, patience: Duration) -> Option<Result<(), Lost>> {
+    /// Resolves when the output of the link is no longer congested; `None` if it still is after `max_wait`.
+    pub(crate) async fn uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
         let is_so = |state: &State| !state.link.is_congested();
         match self.look(is_so) {
             Some(seen) => Some(seen),
             // Boxed: rarely needed, and it would enlarge the future of every request.
-            None => Box::pin(timeout(patience, self.wait(is_so))).await.ok(),
+            None => Box::pin(timeout(max_wait, self.wait(is_so))).await.ok(),
         }
     }
 

@@ -132,8 +132,8 @@ async fn accept(
             continue;
         }
         let guard = Open::new(&counts, |counts| &counts.open);
-        let entrance = match gate.entrance(&worker, &tcp) {
-            Ok(entrance) => entrance,
+        let listener_kind = match gate.listener_kind(&worker, &tcp) {
+            Ok(listener_kind) => listener_kind,
             Err(reason) => {
                 worker.shard.refuse(reason.label());
                 // An error means that the client has already closed.
@@ -143,7 +143,7 @@ async fn accept(
         };
         let worker = worker.clone();
         tokio::task::spawn_local(async move {
-            connection::carry(worker, entrance, tcp, peer).await;
+            connection::carry(worker, listener_kind, tcp, peer).await;
             drop(guard);
         });
     }

@@ -16,7 +16,7 @@ use crate::config::{Config, Interception};
 use crate::dial::prepare;
 use crate::listen::Command;
 use crate::redirect::Gate;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::state::StateDir;
 
 /// The open listeners.
@@ -82,16 +82,16 @@ impl Listeners {
     /// Returns the listeners of the application's ports for other sidecars.
     pub(crate) fn inbound(&self, config: &Config, plan: &WorkloadPlan) -> Vec<InboundListener> {
         let inbound = |open: &Open| match open.gate {
-            Gate::Fixed(Entrance::Inbound { port }) => {
+            Gate::Fixed(ListenerKind::Inbound { port }) => {
                 Some(InboundListener { port, address: open.address })
             }
             Gate::Fixed(
-                Entrance::Door { .. }
-                | Entrance::Service { .. }
-                | Entrance::HttpProxy
-                | Entrance::Address(_)
-                | Entrance::Gateway { .. }
-                | Entrance::Pinned { .. },
+                ListenerKind::Outbound { .. }
+                | ListenerKind::Service { .. }
+                | ListenerKind::HttpProxy
+                | ListenerKind::Address(_)
+                | ListenerKind::Gateway { .. }
+                | ListenerKind::Pinned { .. },
             )
             | Gate::Inbound
             | Gate::InboundOther
@@ -99,7 +99,7 @@ impl Listeners {
             | Gate::OutboundV6 => None,
         };
         match &config.interception {
-            Interception::Doors { .. } => self.open.values().filter_map(inbound).collect(),
+            Interception::Listeners { .. } => self.open.values().filter_map(inbound).collect(),
             // No mesh member connects to a gateway.
             Interception::Gateway { .. } => Vec::new(),
             // The application's own ports; the kernel redirects them to the sidecar.
@@ -122,7 +122,7 @@ impl Listeners {
     pub(crate) fn own(&self) -> BTreeMap<u16, SocketAddr> {
         let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN));
         let own = own.filter_map(|(_, open)| match open.gate {
-            Gate::Fixed(Entrance::Inbound { port }) => Some((port, open.address)),
+            Gate::Fixed(ListenerKind::Inbound { port }) => Some((port, open.address)),
             Gate::Fixed(_)
             | Gate::Inbound
             | Gate::InboundOther
@@ -140,7 +140,7 @@ impl Listeners {
     async fn open(&mut self, name: &str, gate: Gate, wanted: SocketAddr) -> io::Result<()> {
         let first = match gate {
             // All addresses of both versions are one listener on a gateway.
-            Gate::Fixed(Entrance::Gateway { .. }) if wanted.ip().is_unspecified() => {
+            Gate::Fixed(ListenerKind::Gateway { .. }) if wanted.ip().is_unspecified() => {
                 bind_for(wanted, wanted.is_ipv4())?
             }
             Gate::Fixed(_)
@@ -198,26 +198,30 @@ pub(crate) struct ListenError {
 fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, SocketAddr)> {
     let mut wanted = BTreeMap::new();
     let is_gateway = matches!(config.interception, Interception::Gateway { .. });
-    for door in plan.doors.iter().filter(|_| !is_gateway) {
-        let entrance = Entrance::Door { service: door.service.clone(), port: door.port };
-        wanted.insert(format!("door-{}", door.listen), (Gate::Fixed(entrance), door.listen));
+    for listener in plan.outbound_listeners.iter().filter(|_| !is_gateway) {
+        let listener_kind =
+            ListenerKind::Outbound { service: listener.service.clone(), port: listener.port };
+        wanted.insert(
+            format!("door-{}", listener.listen),
+            (Gate::Fixed(listener_kind), listener.listen),
+        );
     }
     match &config.interception {
-        Interception::Doors { inbound, http_proxy } => {
+        Interception::Listeners { inbound, http_proxy } => {
             for port in &plan.ports {
-                let gate = Gate::Fixed(Entrance::Inbound { port: port.port });
+                let gate = Gate::Fixed(ListenerKind::Inbound { port: port.port });
                 let address = SocketAddr::new(*inbound, 0);
                 wanted.insert(format!("inbound-{}", port.port), (gate, address));
             }
             if let Some(address) = http_proxy {
-                let gate = Gate::Fixed(Entrance::HttpProxy);
+                let gate = Gate::Fixed(ListenerKind::HttpProxy);
                 wanted.insert("http-proxy".to_owned(), (gate, *address));
             }
         }
         Interception::Gateway { bind } => {
             let ports = plan.gateway.iter().flat_map(|gateway| &gateway.ports);
             for GatewayPort { port, .. } in ports {
-                let gate = Gate::Fixed(Entrance::Gateway { port: *port });
+                let gate = Gate::Fixed(ListenerKind::Gateway { port: *port });
                 let address = SocketAddr::new(*bind, *port);
                 wanted.insert(format!("gateway-{port}"), (gate, address));
             }
@@ -235,7 +239,7 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
             }
             // The kernel does not redirect connections of the sidecar to its own address.
             for port in &plan.ports {
-                let gate = Gate::Fixed(Entrance::Inbound { port: port.port });
+                let gate = Gate::Fixed(ListenerKind::Inbound { port: port.port });
                 let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
                 wanted.insert(format!("{OWN}{}", port.port), (gate, address));
             }

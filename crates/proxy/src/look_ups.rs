@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use leno_discovery::condition::kind;
 use leno_listen::Listener;
-use leno_model::{ServiceName, Whereabouts};
+use leno_model::{DnsRecord, ServiceName};
 use leno_telemetry::Count;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -55,7 +55,7 @@ pub struct DnsReplies {
 }
 
 /// Returns the replies to a packet if each service has the addresses `found`.
-pub(crate) fn replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts) -> DnsReplies {
+pub(crate) fn replies(packet: &[u8], domain: &ClusterDomain, found: &DnsRecord) -> DnsReplies {
     let failure = failure(packet);
     match read(packet, domain) {
         Reading::Service(asked) => DnsReplies {
@@ -257,8 +257,8 @@ impl Answerer {
     }
 
     /// Returns the response of the mesh; `None` if the query has to be forwarded.
-    fn answer(&self, asked: &Asked, found: &Whereabouts, over: Over) -> Option<Vec<u8>> {
-        let reply = asked.answer(found, over).filter(|_| !found.is_elsewhere())?;
+    fn answer(&self, asked: &Asked, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
+        let reply = asked.answer(found, over).filter(|_| !found.is_forwarded())?;
         self.expect_connections(asked, found);
         self.count(Count::LookUpsAnswered);
         Some(reply)
@@ -270,15 +270,15 @@ impl Answerer {
     }
 
     /// Returns the record of a name, if it is known and current.
-    fn known(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
+    fn known(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         // Without a connection to the control plane, records may be outdated.
         let is_fresh = self.follower.connected.get();
-        is_fresh.then(|| self.follower.world.whereabouts(name)).flatten()
+        is_fresh.then(|| self.follower.world.dns_record(name)).flatten()
     }
 
     /// Requests the record of a name from the control plane. The wait is short: the resolvers have an equally
     /// valid response.
-    async fn find(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
+    async fn find(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         let Follower { world, connected, looked_up, .. } = &*self.follower;
         if !connected.get() {
             return None;
@@ -296,13 +296,13 @@ impl Answerer {
         let found = async {
             loop {
                 // Checked again before the first wait: the record may have arrived since.
-                if let Some(found) = world.whereabouts(name) {
+                if let Some(found) = world.dns_record(name) {
                     return Some(found);
                 }
                 changes.changed().await.ok()?;
             }
         };
-        if let Ok(found) = timeout(PATIENCE, found).await {
+        if let Ok(found) = timeout(MAX_WAIT, found).await {
             return found;
         }
         self.silent_until.set(Some(now + SILENCE));
@@ -310,7 +310,7 @@ impl Answerer {
     }
 
     /// Requests the entries of the addresses in a response: the application is about to connect.
-    fn expect_connections(&self, asked: &Asked, found: &Whereabouts) {
+    fn expect_connections(&self, asked: &Asked, found: &DnsRecord) {
         let addresses = || found.addresses().iter().filter(|address| asked.wants(**address));
         if addresses().count() > EXPECTED_MAX {
             return;
@@ -367,7 +367,7 @@ const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The maximum lifetime of a TCP connection.
 const LIFE_MAX: Duration = Duration::from_secs(120);
 /// The time limit for the control plane's response.
-const PATIENCE: Duration = Duration::from_millis(250);
+const MAX_WAIT: Duration = Duration::from_millis(250);
 /// The time after such a timeout in which queries do not wait for the control plane.
 const SILENCE: Duration = Duration::from_secs(10);
 /// The maximum number of addresses for which entries are requested; with more, the client's choice is

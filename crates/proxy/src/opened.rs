@@ -8,18 +8,18 @@ use tokio::sync::watch;
 
 /// The states of the listeners; `None` until they are opened.
 #[derive(Debug, Clone)]
-pub(crate) struct Doors(watch::Sender<Option<Arc<ListenerStates>>>);
+pub(crate) struct OpenListeners(watch::Sender<Option<Arc<ListenerStates>>>);
 
 /// The listeners of a proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ListenerStates {
-    /// The addresses of the open listeners by name: `inbound-PORT`, `door-ADDRESS`, `http-proxy`.
+    /// The addresses of the open listeners by name: `inbound-PORT`, `listener-ADDRESS`, `http-proxy`.
     pub open: BTreeMap<String, SocketAddr>,
     /// The errors of the closed listeners by name.
     pub closed: BTreeMap<String, String>,
 }
 
-impl Doors {
+impl OpenListeners {
     pub(crate) fn new() -> Self {
         Self(watch::channel(None).0)
     }

@@ -22,29 +22,29 @@ use crate::record::Record;
 use crate::session::Session;
 use crate::splice::splice;
 use crate::worker::Worker;
-use crate::world::{Scene, World};
+use crate::world::{ConfigSnapshot, World};
 
 /// Carries the application's connection to its original destination. The first bytes are awaited only if the
 /// address alone does not decide: in some protocols the server speaks first. `early`: bytes that were read
 /// already.
 pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: BytesMut) {
-    let told = match told(session, at, (&io, &mut early)).await {
-        Ok(Told::Requests) => {
+    let reported = match reported(session, at, (&io, &mut early)).await {
+        Ok(Reported::Requests) => {
             // Each request is allowed or rejected individually.
             let mut served = Box::pin(async { drop(serve(session, &io, early).await) });
             let world = &session.worker.world;
-            let forbidden = Box::pin(forbidden(world, (at, &Told::Requests)));
+            let forbidden = Box::pin(forbidden(world, (at, &Reported::Requests)));
             if until(served.as_mut(), forbidden, &io).await == Ended::Cut {
                 session.worker.shard.refuse(Reason::EgressDenied.label());
             }
             return;
         }
-        Ok(told) => Ok(told),
+        Ok(reported) => Ok(reported),
         Err(reason) => Err(reason),
     };
     let mut record = Record::open(session, PROTOCOL);
-    let passed = match told {
-        Ok(told) => pass(session, (at, &told), (&io, early), &record).await,
+    let passed = match reported {
+        Ok(reported) => pass(session, (at, &reported), (&io, early), &record).await,
         Err(reason) => {
             record.count_opened();
             Err(reason)
@@ -61,7 +61,7 @@ pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: 
 }
 
 /// The part of a connection that identifies its destination.
-enum Told {
+enum Reported {
     /// The address alone.
     Address,
     /// The server name of a TLS client.
@@ -70,23 +70,23 @@ enum Told {
     Requests,
 }
 
-impl Told {
+impl Reported {
     /// True if egress to this address is allowed.
-    fn is_let_out(&self, scene: &Scene, at: SocketAddr) -> bool {
-        let plans = &scene.plans;
+    fn is_let_out(&self, config: &ConfigSnapshot, at: SocketAddr) -> bool {
+        let plans = &config.plans;
         if plans.snapshot.plan.egress == Egress::Allow {
             return true;
         }
         match self {
-            Self::Address => plans.outlets.way(at) == Way::Open,
+            Self::Address => plans.egress_rules.way(at) == Way::Open,
             Self::ServerName(name) => {
-                plans.outlets.way(at) == Way::Open
-                    || plans.outlets.by_server_name(at, name).is_some()
+                plans.egress_rules.way(at) == Way::Open
+                    || plans.egress_rules.by_server_name(at, name).is_some()
             }
             // Allowed if some requests may be; each is checked individually.
-            Self::Requests => match plans.outlets.way(at) {
+            Self::Requests => match plans.egress_rules.way(at) {
                 Way::Open => true,
-                Way::Told { by_request, .. } => by_request,
+                Way::Inspected { by_request, .. } => by_request,
                 Way::Closed => false,
             },
         }
@@ -94,31 +94,31 @@ impl Told {
 }
 
 /// Determines the destination of a connection as far as egress rules need it.
-async fn told(
+async fn reported(
     session: &Session,
     at: SocketAddr,
     (io, early): (&Io, &mut BytesMut),
-) -> Result<Told, Reason> {
+) -> Result<Reported, Reason> {
     let worker = &session.worker;
-    let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    let plans = &scene.plans;
+    let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let plans = &config.plans;
     if plans.snapshot.plan.egress == Egress::Allow {
-        return Ok(Told::Address);
+        return Ok(Reported::Address);
     }
-    let (by_request, by_server_name) = match plans.outlets.way(at) {
+    let (by_request, by_server_name) = match plans.egress_rules.way(at) {
         Way::Closed => return Err(Reason::EgressDenied),
-        Way::Open => return Ok(Told::Address),
-        Way::Told { by_request, by_server_name } => (by_request, by_server_name),
+        Way::Open => return Ok(Reported::Address),
+        Way::Inspected { by_request, by_server_name } => (by_request, by_server_name),
     };
-    drop(scene);
-    let patience = worker.config.limits.head_timeout;
-    let sniffed = timeout(patience, detect(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
+    drop(config);
+    let max_wait = worker.config.limits.head_timeout;
+    let sniffed = timeout(max_wait, detect(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
     match sniffed {
-        Sniffed::Http1 if by_request => Ok(Told::Requests),
+        Sniffed::Http1 if by_request => Ok(Reported::Requests),
         Sniffed::Tls if by_server_name => {
-            let name = timeout(patience, server_name(io, early)).await;
+            let name = timeout(max_wait, server_name(io, early)).await;
             let name = name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
-            Ok(Told::ServerName(name))
+            Ok(Reported::ServerName(name))
         }
         Sniffed::Http1 | Sniffed::Http2 | Sniffed::Tls | Sniffed::Opaque | Sniffed::More => {
             Err(Reason::EgressDenied)
@@ -128,23 +128,23 @@ async fn told(
 
 async fn pass(
     session: &Session,
-    (at, told): (SocketAddr, &Told),
+    (at, reported): (SocketAddr, &Reported),
     (io, early): (&Io, BytesMut),
     record: &Record<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
-    let connected = connected(worker, (at, told)).await;
+    let connected = connected(worker, (at, reported)).await;
     record.count_opened();
     let tcp = connected?;
     let _counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
-    let patience = worker.config.limits.idle_connection;
-    let ends = |io: &Io| (Reader::new(io.clone()), Writer::new(io.clone(), patience));
+    let max_wait = worker.config.limits.idle_connection;
+    let ends = |io: &Io| (Reader::new(io.clone()), Writer::new(io.clone(), max_wait));
     let server = Io::new(Stream::Plain(tcp));
     let mut client = ends(io);
     client.0.buffer = early;
     tokio::select! {
-        spliced = splice((client, ends(&server)), patience, record, None) => spliced,
-        () = forbidden(&worker.world, (at, told)) => {
+        spliced = splice((client, ends(&server)), max_wait, record, None) => spliced,
+        () = forbidden(&worker.world, (at, reported)) => {
             server.reset();
             Err(Reason::EgressDenied)
         }
@@ -152,22 +152,25 @@ async fn pass(
 }
 
 /// Connects to an address outside the mesh, if egress to it is allowed.
-async fn connected(worker: &Worker, (at, told): (SocketAddr, &Told)) -> Result<TcpStream, Reason> {
-    let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    if !told.is_let_out(&scene, at) {
+async fn connected(
+    worker: &Worker,
+    (at, reported): (SocketAddr, &Reported),
+) -> Result<TcpStream, Reason> {
+    let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    if !reported.is_let_out(&config, at) {
         return Err(Reason::EgressDenied);
     }
-    drop(scene);
+    drop(config);
     let dialled = dial(at, &worker.config.interception);
     let dialled = timeout(worker.config.limits.connect_timeout, dialled).await;
     dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
 }
 
 /// Resolves when egress of a connection is no longer allowed.
-async fn forbidden(world: &World, (at, told): (SocketAddr, &Told)) {
-    let mut changes = world.border_changes();
+async fn forbidden(world: &World, (at, reported): (SocketAddr, &Reported)) {
+    let mut changes = world.egress_changes();
     loop {
-        if world.scene().is_some_and(|scene| !told.is_let_out(&scene, at)) {
+        if world.config().is_some_and(|config| !reported.is_let_out(&config, at)) {
             return;
         }
         if changes.changed().await.is_err() {

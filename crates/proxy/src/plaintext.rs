@@ -19,12 +19,12 @@ use crate::worker::Worker;
 /// protocol.
 pub(crate) async fn is_mutual_tls(worker: &Worker, spoken: Protocol, tcp: &TcpStream) -> bool {
     let limits = &worker.config.limits;
-    let (may_be_opaque, patience) = match spoken {
+    let (may_be_opaque, max_wait) = match spoken {
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => (false, limits.handshake_timeout),
         Protocol::Tcp | Protocol::Detect => (true, limits.detect_timeout),
     };
     let mut first = [0; 1];
-    match timeout(patience, tcp.peek(&mut first)).await {
+    match timeout(max_wait, tcp.peek(&mut first)).await {
         Ok(Ok(1)) if first == [TLS_HANDSHAKE] => {}
         Ok(Ok(_)) | Err(_) => return false,
         // The TLS reader reports the error.

@@ -9,8 +9,8 @@ use leno_traffic::{InboundAccess, Permit};
 
 use crate::error::Failure;
 use crate::hits;
-use crate::seen::{Ended, Sighting};
-use crate::session::{Entrance, Session};
+use crate::seen::{Ended, RequestTrace};
+use crate::session::{ListenerKind, Session};
 use crate::worker::Underway;
 
 /// The record of one exchange. Dropping it counts the exchange, even if its client has vanished.
@@ -35,7 +35,7 @@ pub(crate) struct Record<'a> {
     /// True if its stream is counted already.
     has_stream: Cell<bool>,
     /// The request trace for operators; `None` if no observability is active.
-    pub(crate) sighting: Option<Sighting<'a>>,
+    pub(crate) trace: Option<RequestTrace<'a>>,
 }
 
 /// The head of the response that the client got.
@@ -101,7 +101,7 @@ impl<'a> Record<'a> {
             hedge: None,
             audited: None,
             has_stream: Cell::new(false),
-            sighting: worker.view().map(Sighting::new),
+            trace: worker.view().map(RequestTrace::new),
         }
     }
 
@@ -112,8 +112,8 @@ impl<'a> Record<'a> {
         record.reason = Some(reason);
         record.head.status.set(reason.status());
         record.name_called();
-        if let Some(sighting) = &mut record.sighting {
-            sighting.unread(&session.worker);
+        if let Some(trace) = &mut record.trace {
+            trace.unread(&session.worker);
         }
         record
     }
@@ -140,15 +140,15 @@ impl<'a> Record<'a> {
     /// selected.
     #[cold]
     fn name_called(&mut self) {
-        let (service, port) = match &self.session.entrance {
-            Entrance::Door { service, port } | Entrance::Service { service, port } => {
+        let (service, port) = match &self.session.listener_kind {
+            ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
                 (service, *port)
             }
-            Entrance::Pinned { id, .. } => (&id.service, id.port),
-            Entrance::Inbound { .. }
-            | Entrance::HttpProxy
-            | Entrance::Address(_)
-            | Entrance::Gateway { .. } => return,
+            ListenerKind::Pinned { id, .. } => (&id.service, id.port),
+            ListenerKind::Inbound { .. }
+            | ListenerKind::HttpProxy
+            | ListenerKind::Address(_)
+            | ListenerKind::Gateway { .. } => return,
         };
         self.subject.service.get_or_insert_with(|| service.clone());
         self.subject.port = port;
@@ -160,7 +160,7 @@ impl<'a> Record<'a> {
         if self.subject.port == 0 {
             self.name_called();
         }
-        if let Some(ruling) = &failure.policy
+        if let Some(decision) = &failure.policy
             && matches!(
                 failure.reason,
                 Reason::DeniedByPolicy
@@ -174,10 +174,10 @@ impl<'a> Record<'a> {
                     | Reason::RateLimitUnavailable
             )
         {
-            hits::policy(&self.session.worker.shard, ruling);
+            hits::policy(&self.session.worker.shard, decision);
         }
-        if let Some(sighting) = &mut self.sighting {
-            sighting.policy.clone_from(&failure.policy);
+        if let Some(trace) = &mut self.trace {
+            trace.policy.clone_from(&failure.policy);
         }
     }
 
@@ -200,18 +200,18 @@ impl<'a> Record<'a> {
     /// Records the allow decision, and its reason for denial if it is allowed only because policies are not
     /// enforced.
     pub(crate) fn permit(&mut self, access: &InboundAccess, permit: Permit) {
-        if let Some(ruling) = access.ruling(permit)
+        if let Some(decision) = access.decision(permit)
             // A policy that allows only other clients has not matched.
             && permit.would_deny().is_none_or(|reason| reason == Reason::DeniedByPolicy)
         {
-            hits::policy(&self.session.worker.shard, ruling);
+            hits::policy(&self.session.worker.shard, decision);
         }
         if let Some(reason) = permit.would_deny() {
             self.audited = Some(reason);
-            self.session.tell_audited(reason, access.ruling(permit));
+            self.session.tell_audited(reason, access.decision(permit));
         }
-        if let Some(sighting) = &mut self.sighting {
-            sighting.policy = access.ruling(permit).cloned();
+        if let Some(trace) = &mut self.trace {
+            trace.policy = access.decision(permit).cloned();
         }
     }
 
@@ -239,14 +239,14 @@ impl Drop for Record<'_> {
         if let Some(reason) = self.audited {
             worker.shard.audit(series.id, reason.label());
         }
-        if let Some(sighting) = &self.sighting {
-            if let Some(span) = sighting.span.filter(|span| span.is_sampled) {
+        if let Some(trace) = &self.trace {
+            if let Some(span) = trace.span.filter(|span| span.is_sampled) {
                 let taken = (outcome.duration, SystemTime::now());
                 worker.shard.exemplify(series.id, (span.trace, span.id), taken);
             }
             let (retries, hedge, audited) = (self.retries, self.hedge, self.audited);
             let (labels, downstream) = (&series.labels, self.session.peer);
-            sighting.tell(worker, &Ended { labels, outcome, retries, hedge, audited, downstream });
+            trace.tell(worker, &Ended { labels, outcome, retries, hedge, audited, downstream });
         }
     }
 }

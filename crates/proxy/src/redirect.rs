@@ -7,14 +7,14 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use crate::config::{Config, Interception};
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::worker::Worker;
 
 /// The classifier of a listener's connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Gate {
     /// All connections are of this kind.
-    Fixed(Entrance),
+    Fixed(ListenerKind),
     /// The application's outbound connections, redirected in its network namespace.
     Outbound,
     /// The same over IPv6.
@@ -30,29 +30,33 @@ impl Gate {
     ///
     /// # Errors
     /// `unknown-service` if its destination is not in the mesh.
-    pub(crate) fn entrance(&self, worker: &Worker, tcp: &TcpStream) -> Result<Entrance, Reason> {
+    pub(crate) fn listener_kind(
+        &self,
+        worker: &Worker,
+        tcp: &TcpStream,
+    ) -> Result<ListenerKind, Reason> {
         match self {
-            Self::Fixed(entrance) => Ok(entrance.clone()),
+            Self::Fixed(listener_kind) => Ok(listener_kind.clone()),
             Self::Outbound | Self::OutboundV6 => {
                 let wanted = original_destination(tcp).ok_or(Reason::UnknownService)?;
                 if worker.config.interception.is_by_address() {
                     let wanted = SocketAddr::new(wanted.ip().to_canonical(), wanted.port());
-                    let is_own = is_own_door(&worker.config.interception, wanted);
-                    let entrance = (!is_own).then_some(Entrance::Address(wanted));
-                    return entrance.ok_or(Reason::UnknownService);
+                    let is_own = is_own_listener(&worker.config.interception, wanted);
+                    let listener_kind = (!is_own).then_some(ListenerKind::Address(wanted));
+                    return listener_kind.ok_or(Reason::UnknownService);
                 }
                 let service = worker.world.names().service(wanted.ip());
                 let service = service.ok_or(Reason::UnknownService)?;
-                Ok(Entrance::Service { service, port: wanted.port() })
+                Ok(ListenerKind::Service { service, port: wanted.port() })
             }
             Self::Inbound | Self::InboundOther => {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
-                let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-                let ports = &scene.plans.snapshot.plan.ports;
+                let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+                let ports = &config.plans.snapshot.plan.ports;
                 // A service may declare any port; the sidecar's own ports would loop.
                 let is_own = is_sidecar_port(&worker.config, port);
                 let known = !is_own && ports.iter().any(|known| known.port == port);
-                known.then_some(Entrance::Inbound { port }).ok_or(Reason::UnknownService)
+                known.then_some(ListenerKind::Inbound { port }).ok_or(Reason::UnknownService)
             }
         }
     }
@@ -68,7 +72,7 @@ fn is_sidecar_port(config: &Config, port: u16) -> bool {
 }
 
 /// True if a connection came to a listener of the sidecar directly, without redirection: it would loop.
-fn is_own_door(interception: &Interception, wanted: SocketAddr) -> bool {
+fn is_own_listener(interception: &Interception, wanted: SocketAddr) -> bool {
     let Interception::Redirect { address, outbound, inbound, .. } = interception else {
         return false;
     };

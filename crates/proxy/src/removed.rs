@@ -12,7 +12,7 @@ use leno_traffic::removal::Cause;
 /// unejections and the admin page.
 #[derive(Default)]
 pub(crate) struct RemovedEndpoints {
-    wards: Mutex<BTreeMap<u64, Vec<Entry>>>,
+    clusters: Mutex<BTreeMap<u64, Vec<Entry>>>,
     numbers: AtomicU64,
 }
 
@@ -32,16 +32,16 @@ impl RemovedEndpoints {
     }
 
     /// Replaces the ejected endpoints of one cluster state.
-    pub(crate) fn set(&self, ward: u64, entries: Vec<Entry>) {
+    pub(crate) fn set(&self, cluster: u64, entries: Vec<Entry>) {
         match entries.is_empty() {
-            true => self.lock().remove(&ward),
-            false => self.lock().insert(ward, entries),
+            true => self.lock().remove(&cluster),
+            false => self.lock().insert(cluster, entries),
         };
     }
 
     /// Returns the number of ejected endpoints of one cluster state.
-    pub(crate) fn count(&self, ward: u64) -> usize {
-        self.lock().get(&ward).map_or(0, Vec::len)
+    pub(crate) fn count(&self, cluster: u64) -> usize {
+        self.lock().get(&cluster).map_or(0, Vec::len)
     }
 
     /// Returns each ejected endpoint with the number of threads that ejected it, and the entry of the first of
@@ -59,6 +59,6 @@ impl RemovedEndpoints {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Entry>>> {
-        self.wards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

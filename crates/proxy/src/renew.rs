@@ -58,17 +58,17 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
             continue;
         };
         let wanted = wanted(&follower);
-        if wanted == credential.edition() {
+        if wanted == credential.ca_generation() {
             answered = 0;
         }
-        let reissue = ![0, credential.edition(), answered].contains(&wanted);
+        let reissue = ![0, credential.ca_generation(), answered].contains(&wanted);
         if !due(&follower, &credential, reissue, &mut changes).await {
             continue;
         }
         // A response after the expiry would be too late.
         let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
-        let patience = left.clamp(RETRY_MIN, ANSWER_MAX);
-        let renewed = renew(&follower, &requests, patience).await;
+        let max_wait = left.clamp(RETRY_MIN, ANSWER_MAX);
+        let renewed = renew(&follower, &requests, max_wait).await;
         let count = if renewed.is_ok() {
             Count::CertificateRenewed
         } else {
@@ -115,7 +115,7 @@ fn expire(follower: &Follower) {
 
 /// Returns the current CA generation; 0 if it is unknown.
 fn wanted(follower: &Follower) -> u64 {
-    follower.world.scene().map_or(0, |scene| scene.plans.snapshot.plan.edition)
+    follower.world.config().map_or(0, |config| config.plans.snapshot.plan.ca_generation)
 }
 
 /// Waits until the next check; returns true if this certificate is due for renewal.
@@ -145,7 +145,7 @@ async fn due(
 async fn renew(
     follower: &Follower,
     requests: &mpsc::Sender<Request>,
-    patience: Duration,
+    max_wait: Duration,
 ) -> Result<(), Unusable> {
     let key = PrivateKey::generate();
     let (answer, issued) = oneshot::channel();
@@ -154,7 +154,7 @@ async fn renew(
         requests.send(request).await.ok()?;
         issued.await.ok()
     };
-    let answered = tokio::time::timeout(patience, asked).await;
+    let answered = tokio::time::timeout(max_wait, asked).await;
     let issued = answered.ok().flatten().ok_or(Unusable::Unanswered)?;
     let issued = issued.map_err(|not| Unusable::Refused(not.reason))?;
     accept(follower, key, issued)?;

@@ -9,7 +9,7 @@ use leno_model::{ContextForm, Reason, Tappable};
 use leno_telemetry::access_log::without_user;
 use leno_telemetry::trace::{Carrier, Forms, Span};
 use leno_telemetry::{Count, Outcome, RequestLabels};
-use leno_traffic::Ruling;
+use leno_traffic::PolicyDecision;
 use tokio::sync::mpsc;
 
 use crate::http::request::Request;
@@ -18,7 +18,7 @@ use crate::tapped::{Drawn, Tapping, ThreadView};
 use crate::worker::Worker;
 
 /// The data collected during a request, without heap allocations.
-pub(crate) struct Sighting<'a> {
+pub(crate) struct RequestTrace<'a> {
     view: Rc<ThreadView>,
     /// The parsed request; `None` for a byte stream or an unreadable request.
     request: Option<&'a Request<'a>>,
@@ -27,7 +27,7 @@ pub(crate) struct Sighting<'a> {
     /// The address of the endpoint or application that was tried last.
     pub(crate) upstream: Option<SocketAddr>,
     /// The policy that allowed it, or would have allowed only others.
-    pub(crate) policy: Option<Ruling>,
+    pub(crate) policy: Option<PolicyDecision>,
 }
 
 /// The trace and log entry of a request that has ended.
@@ -46,7 +46,7 @@ pub(crate) struct Seen {
     pub(crate) forwarded_for: String,
     pub(crate) downstream: SocketAddr,
     pub(crate) upstream: Option<SocketAddr>,
-    pub(crate) policy: Option<Ruling>,
+    pub(crate) policy: Option<PolicyDecision>,
     /// The reason for which it would have been denied.
     pub(crate) audited: Option<Reason>,
     pub(crate) span: Option<Span>,
@@ -64,7 +64,7 @@ pub(crate) struct Ended<'a> {
 
 /// The bounded queues of one data thread for entries; it never waits for any of them.
 #[derive(Debug, Clone)]
-pub(crate) struct Outlets {
+pub(crate) struct TraceQueues {
     /// The access log.
     pub(crate) log: mpsc::Sender<Arc<Seen>>,
     /// The span exporter.
@@ -80,7 +80,7 @@ pub(crate) struct Intakes {
     pub(crate) taps: mpsc::Receiver<Drawn>,
 }
 
-impl Outlets {
+impl TraceQueues {
     /// Creates the queues of all data threads.
     pub(crate) fn new() -> (Self, Intakes) {
         let (log, lines) = mpsc::channel(LINES_MAX);
@@ -90,7 +90,7 @@ impl Outlets {
     }
 }
 
-impl<'a> Sighting<'a> {
+impl<'a> RequestTrace<'a> {
     pub(crate) fn new(view: Rc<ThreadView>) -> Self {
         Self { view, request: None, span: None, upstream: None, policy: None }
     }
@@ -138,7 +138,7 @@ impl<'a> Sighting<'a> {
         if !is_logged && !is_traced && drawn == Tapping::default() {
             return;
         }
-        let Outlets { log, spans, taps } = &worker.outlets;
+        let TraceQueues { log, spans, taps } = &worker.trace_queues;
         let seen = Arc::new(self.seen(ended));
         thread.tell(drawn, &seen, taps);
         if is_logged && log.try_send(seen.clone()).is_err() {

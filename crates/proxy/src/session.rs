@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use leno_model::{EndpointId, Reason, Scheme, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
-use leno_traffic::{Carrier, ConnectionPermit, Denial, Origin, Ruling};
+use leno_traffic::{Carrier, ConnectionPermit, Denial, Origin, PolicyDecision};
 
 use crate::http::exchange::Pins;
 use crate::record::{Series, Subject};
 use crate::upstream::Application;
 use crate::worker::Worker;
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 /// The listener kind of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Entrance {
+pub(crate) enum ListenerKind {
     /// From another sidecar, to a port of the application.
     Inbound { port: u16 },
     /// From the application, through the outbound listener of one service.
-    Door { service: ServiceName, port: u16 },
+    Outbound { service: ServiceName, port: u16 },
     /// From the application, to a service that it named itself.
     Service { service: ServiceName, port: u16 },
     /// From the application, as its HTTP proxy.
@@ -46,7 +46,7 @@ pub(crate) struct Edge {
 /// A connection or one stream of a link, with its peer.
 pub(crate) struct Session {
     pub(crate) worker: Rc<Worker>,
-    pub(crate) entrance: Entrance,
+    pub(crate) listener_kind: ListenerKind,
     /// The verified identity of the peer; `None` on the application's own connections.
     pub(crate) identity: Option<Rc<SpiffeId>>,
     /// The expiry of that identity: no new requests are accepted from the peer after it.
@@ -75,35 +75,35 @@ pub(crate) struct Session {
     /// The allow decision by the access rules of one configuration; evaluated again when they change.
     permit: RefCell<Option<ConnectionPermit>>,
     /// The logged denials that were not enforced.
-    told: RefCell<Vec<Reason>>,
+    reported: RefCell<Vec<Reason>>,
 }
 
 impl Session {
     pub(crate) fn new(
         worker: Rc<Worker>,
-        entrance: Entrance,
+        listener_kind: ListenerKind,
         identity: Option<Rc<SpiffeId>>,
         peer: SocketAddr,
     ) -> Self {
-        let host = match &entrance {
-            Entrance::Door { service: ServiceName { namespace, name }, port } => {
+        let host = match &listener_kind {
+            ListenerKind::Outbound { service: ServiceName { namespace, name }, port } => {
                 Some(format!("{name}.{namespace}:{port}").into())
             }
-            Entrance::Inbound { .. }
-            | Entrance::Service { .. }
-            | Entrance::HttpProxy
-            | Entrance::Address(_)
-            | Entrance::Gateway { .. }
-            | Entrance::Pinned { .. } => None,
+            ListenerKind::Inbound { .. }
+            | ListenerKind::Service { .. }
+            | ListenerKind::HttpProxy
+            | ListenerKind::Address(_)
+            | ListenerKind::Gateway { .. }
+            | ListenerKind::Pinned { .. } => None,
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
-        let told = RefCell::default();
+        let reported = RefCell::default();
         let (expires, edge, carrier) = (None, None, Carrier::Clear);
         let outside = RefCell::default();
         Self {
             outside,
             worker,
-            entrance,
+            listener_kind,
             identity,
             expires,
             peer,
@@ -117,29 +117,30 @@ impl Session {
             pinned: Pins::default(),
             series,
             permit,
-            told,
+            reported,
         }
     }
 
     /// Creates the session of an external client's connection to a gateway.
     pub(crate) fn at_the_edge(worker: Rc<Worker>, edge: Edge, peer: SocketAddr) -> Self {
-        let entrance = Entrance::Gateway { port: edge.port };
-        Self { edge: Some(Box::new(edge)), ..Self::new(worker, entrance, None, peer) }
+        let listener_kind = ListenerKind::Gateway { port: edge.port };
+        Self { edge: Some(Box::new(edge)), ..Self::new(worker, listener_kind, None, peer) }
     }
 
     /// Creates a session for the same peer, for a part of its connection in which HTTP was detected. `http2`:
     /// the version is HTTP/2.
     pub(crate) fn inner(&self, http2: bool) -> Self {
-        let (worker, entrance) = (self.worker.clone(), self.entrance.clone());
+        let (worker, listener_kind) = (self.worker.clone(), self.listener_kind.clone());
         let (expires, carrier) = (self.expires, self.carrier.clone());
-        let session = Self::new(worker, entrance, self.identity.clone(), self.peer);
+        let session = Self::new(worker, listener_kind, self.identity.clone(), self.peer);
         Self { expires, carrier, found_http2: http2, ..session }
     }
 
     /// Returns the idle timeout before the next request.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn max_wait(&self) -> Duration {
         let limits = &self.worker.config.limits;
-        let idle = if self.edge.is_some() { limits.idle_stranger } else { limits.idle_connection };
+        let idle =
+            if self.edge.is_some() { limits.idle_external_client } else { limits.idle_connection };
         self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
     }
 
@@ -159,19 +160,19 @@ impl Session {
     }
 
     pub(crate) fn is_inbound(&self) -> bool {
-        matches!(self.entrance, Entrance::Inbound { .. })
+        matches!(self.listener_kind, ListenerKind::Inbound { .. })
     }
 
     /// Returns the application port of inbound connections; 0 on the application's own connections.
     fn port(&self) -> u16 {
-        match self.entrance {
-            Entrance::Inbound { port } => port,
-            Entrance::Door { .. }
-            | Entrance::Service { .. }
-            | Entrance::HttpProxy
-            | Entrance::Address(_)
-            | Entrance::Gateway { .. }
-            | Entrance::Pinned { .. } => 0,
+        match self.listener_kind {
+            ListenerKind::Inbound { port } => port,
+            ListenerKind::Outbound { .. }
+            | ListenerKind::Service { .. }
+            | ListenerKind::HttpProxy
+            | ListenerKind::Address(_)
+            | ListenerKind::Gateway { .. }
+            | ListenerKind::Pinned { .. } => 0,
         }
     }
 
@@ -180,10 +181,14 @@ impl Session {
         Origin { address: self.peer.ip(), carrier: self.carrier.clone() }
     }
 
-    /// Returns the authorization decision of `scene` for the peer, cached per connection and configuration, for
+    /// Returns the authorization decision of `config` for the peer, cached per connection and configuration, for
     /// a request that began `at`.
-    pub(crate) fn permit(&self, scene: &Scene, at: Instant) -> Result<ConnectionPermit, Denial> {
-        let access = &scene.plans.access;
+    pub(crate) fn permit(
+        &self,
+        config: &ConfigSnapshot,
+        at: Instant,
+    ) -> Result<ConnectionPermit, Denial> {
+        let access = &config.plans.access;
         // Well-behaved peers have stopped long before.
         if self.expires.is_some_and(|expires| expires + EXPIRY_SLACK <= at) {
             return Err(Denial::unnamed(Reason::ExpiredPeer));
@@ -198,12 +203,12 @@ impl Session {
     }
 
     /// Logs a denial that is not enforced: once per connection and reason.
-    pub(crate) fn tell_audited(&self, reason: Reason, others: Option<&Ruling>) {
-        let mut told = self.told.borrow_mut();
-        if told.contains(&reason) {
+    pub(crate) fn tell_audited(&self, reason: Reason, others: Option<&PolicyDecision>) {
+        let mut reported = self.reported.borrow_mut();
+        if reported.contains(&reason) {
             return;
         }
-        told.push(reason);
+        reported.push(reason);
         let identity = self.identity.as_deref().map(ToString::to_string).unwrap_or_default();
         let policy = others.map(ToString::to_string).unwrap_or_default();
         let source = match identity.is_empty() {

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sidecar_was_started_with_stands_above_what_it_is_told() {
+    fn what_a_sidecar_was_started_with_stands_above_what_it_is_reported() {
         let sights = Sights::default();
         assert!(sights.view().is_none() && sights.version() == 0);
         sights.say(&Sight { access_log: Some(AccessLog::json()), ..Sight::default() });

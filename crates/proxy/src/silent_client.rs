@@ -20,18 +20,18 @@ use crate::worker::Worker;
 /// its first bytes are awaited like those of a request. `None`: the connection ends without any.
 pub(crate) async fn spoken_in(
     worker: &Worker,
-    (declared, patience): (Protocol, Duration),
+    (declared, max_wait): (Protocol, Duration),
     (io, early): (&Io, &mut BytesMut),
     needs_requests: impl Fn() -> bool,
 ) -> Option<Spoken> {
     loop {
-        let spoken = spoken(worker, (declared, patience), io, early).await?;
+        let spoken = spoken(worker, (declared, max_wait), io, early).await?;
         let is_silent = spoken == Spoken::Opaque && early.is_empty();
         if !is_silent || declared != Protocol::Detect || !needs_requests() {
             return Some(spoken);
         }
         // Boxed, so that other connections need no memory for it.
-        if !Box::pin(sends(worker, patience, io, early)).await {
+        if !Box::pin(sends(worker, max_wait, io, early)).await {
             return None;
         }
     }
@@ -41,17 +41,17 @@ pub(crate) async fn spoken_in(
 /// the proxy drains.
 pub(crate) async fn sends(
     worker: &Worker,
-    patience: Duration,
+    max_wait: Duration,
     io: &Io,
     early: &mut BytesMut,
 ) -> bool {
     let mut phase = worker.phase.clone();
     tokio::select! {
         biased;
-        begins = timeout(patience, begins(io, early)) => return begins.unwrap_or(false),
+        begins = timeout(max_wait, begins(io, early)) => return begins.unwrap_or(false),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
     }
     // The first request may be in flight.
-    let last_call = last_call(&worker.config.limits).min(patience);
+    let last_call = last_call(&worker.config.limits).min(max_wait);
     timeout(last_call, begins(io, early)).await.unwrap_or(false)
 }

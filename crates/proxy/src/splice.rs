@@ -10,15 +10,15 @@ use crate::error::{downstream_reason, upstream_reason};
 use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
 use crate::http::message::{Reader, Writer};
 use crate::io::Io;
-use crate::patience::silence;
+use crate::max_wait::silence;
 use crate::record::Record;
 use crate::tcp::Examination;
 
 /// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
-/// for `patience`. With an `examination` the client's first line is checked.
+/// for `max_wait`. With an `examination` the client's first line is checked.
 pub(crate) async fn splice(
     (client, server): ((Reader, Writer), (Reader, Writer)),
-    patience: Duration,
+    max_wait: Duration,
     record: &Record<'_>,
     examination: Option<&Examination<'_>>,
 ) -> Result<(), Reason> {
@@ -46,7 +46,7 @@ pub(crate) async fn splice(
     let spliced = tokio::select! {
         biased;
         spliced = async { tokio::try_join!(forth, back) } => spliced.map(|((), ())| ()),
-        () = silence(patience, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
+        () = silence(max_wait, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
     };
     if spliced.is_err() {
         // Resets both, so that neither peer mistakes it for an orderly end.

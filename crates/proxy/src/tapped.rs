@@ -68,10 +68,10 @@ impl ThreadView {
     }
 
     /// Queues a request for the control thread.
-    pub(crate) fn tell(&self, to: Tapping, seen: &Arc<Seen>, outlet: &mpsc::Sender<Drawn>) {
+    pub(crate) fn tell(&self, to: Tapping, seen: &Arc<Seen>, queue: &mpsc::Sender<Drawn>) {
         for (index, tap) in self.view.taps().iter().enumerate() {
             if to.0 & 1 << index != 0
-                && outlet.try_send(Drawn { tap: tap.clone(), seen: seen.clone() }).is_err()
+                && queue.try_send(Drawn { tap: tap.clone(), seen: seen.clone() }).is_err()
             {
                 tap.drop_one();
             }

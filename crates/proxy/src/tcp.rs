@@ -22,7 +22,7 @@ use leno_wire::link::StreamKind;
 use leno_wire::sniff::{Sniffed, sniff};
 use tokio::time::timeout;
 
-use crate::application_ports::START_PATIENCE;
+use crate::application_ports::START_MAX_WAIT;
 use crate::awaited::Outdated;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{detect, server_name};
@@ -35,9 +35,9 @@ use crate::http::route;
 use crate::http2::client::{Http2Lease, Http2Pool, greet};
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, LinkStream};
-use crate::patience::silence;
+use crate::max_wait::silence;
 use crate::record::Record;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 use crate::splice::splice;
 use crate::upstream::connect::plain_bytes;
 use crate::upstream::gate::Held;
@@ -46,7 +46,7 @@ use crate::upstream::{
     Destined, Http1Upstream, InFlight, Lease, Upstream, Wait, pick::pick, wait_for,
 };
 use crate::worker::Worker;
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 pub(crate) use hidden::Examination;
 pub(crate) use inbound::{needs_requests, plainly, to_application};
@@ -104,11 +104,11 @@ async fn pass(
     (io, early): (&Io, BytesMut),
     mut record: Record<'_>,
 ) {
-    let patience = session.worker.config.limits.idle_connection;
+    let max_wait = session.worker.config.limits.idle_connection;
     let ends = |early| {
         let mut reader = Reader::new(io.clone());
         reader.buffer = early;
-        (reader, Writer::new(io.clone(), patience))
+        (reader, Writer::new(io.clone(), max_wait))
     };
     let carried = match opened {
         Ok((passage, _under_way)) if early.is_empty() && silent::is_detected(session, &record) => {
@@ -116,13 +116,13 @@ async fn pass(
         }
         Ok((Passage::Link(stream), _under_way)) => {
             let carried =
-                carry(&mut ends(early), &stream, Towards::Link, patience, &mut record).await;
+                carry(&mut ends(early), &stream, Towards::Link, max_wait, &mut record).await;
             carried.map_err(|reason| stream.rejection().unwrap_or(reason))
         }
         Ok((Passage::Plain(connection), _under_way)) => {
-            let server = Writer::new(connection.writer.io.clone(), patience);
+            let server = Writer::new(connection.writer.io.clone(), max_wait);
             let server = (connection.reader, server);
-            Box::pin(splice((ends(early), server), patience, &record, None)).await
+            Box::pin(splice((ends(early), server), max_wait, &record, None)).await
         }
         Err(unopened) => Err(unopened.counted()),
     };
@@ -164,11 +164,11 @@ impl Unopened {
 
     /// Adds the configuration version of these endpoints. None of them has received any bytes.
     #[cold]
-    fn among(self, worker: &Worker, scene: &Scene, priorities: &Priorities) -> Self {
+    fn among(self, worker: &Worker, config: &ConfigSnapshot, priorities: &Priorities) -> Self {
         let may_repeat = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
             || self.reason.retry() != Retry::Never;
         let has_lost_port = self.rejection == Some(Reason::UnknownService);
-        let outdated = Outdated::by(&worker.world, scene, priorities, has_lost_port);
+        let outdated = Outdated::by(&worker.world, config, priorities, has_lost_port);
         Self { outdated: outdated.filter(|_| may_repeat), ..self }
     }
 }
@@ -196,26 +196,26 @@ async fn open(
     record: &mut Record<'_>,
 ) -> Result<Opening, Unopened> {
     let worker = &session.worker;
-    if let Entrance::Pinned { at, id } = &session.entrance {
+    if let ListenerKind::Pinned { at, id } = &session.listener_kind {
         let begins = sniff(client.1);
         let (stream, under_way) = open_pinned(session, (*at, id), begins, record).await?;
         return Ok((Passage::Link(stream), under_way));
     }
-    let patience = worker.config.limits.discovery_timeout;
-    let (scene, plan) = worker.world.with_service(service, patience).await?;
-    worker.sweep(&scene);
+    let max_wait = worker.config.limits.discovery_timeout;
+    let (config, plan) = worker.world.with_service(service, max_wait).await?;
+    worker.sweep(&config);
     if plan.view.reach == Reach::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
     let called = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     let chosen = match called.tls_routes.is_trivial() {
-        true => by_share(worker, (&scene, called), record)?,
+        true => by_share(worker, (&config, called), record)?,
         false => {
             let client = (client.0, &mut *client.1);
-            by_server_name(worker, (&scene, called), client, record).await?
+            by_server_name(worker, (&config, called), client, record).await?
         }
     };
-    open_among(worker, (&scene, chosen), sniff(client.1), record).await
+    open_among(worker, (&config, chosen), sniff(client.1), record).await
 }
 
 /// Opens the destination of a gateway port without HTTP.
@@ -258,11 +258,11 @@ async fn open_from_edge(
     };
     drop(half_open);
     let backend = backend.ok_or(Reason::InvalidBackend)?;
-    let (scene, plan) = edge::service_of(session, backend).await?;
+    let (config, plan) = edge::service_of(session, backend).await?;
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    open_among(worker, (&scene, ChosenPort::direct(port)), sniff(early), record).await
+    open_among(worker, (&config, ChosenPort::direct(port)), sniff(early), record).await
 }
 
 /// The destination port of a connection, and the policies that apply to it.
@@ -283,7 +283,7 @@ impl<'a> ChosenPort<'a> {
     /// True if fault injection rejects the connection: it needs requests, which are not visible here. Ports
     /// with a declared TCP protocol are exempt.
     fn has_faults(&self) -> bool {
-        let of_called = self.called.treatment.as_ref().is_some_and(|it| it.faults.is_some());
+        let of_called = self.called.traffic_policy.as_ref().is_some_and(|it| it.faults.is_some());
         let decides = if of_called { self.called } else { self.port };
         let has_faults = self.policies.0.is_some_and(|it| it.faults.is_some());
         has_faults && Faults::REQUEST_NEED.rejects_bytes(decides.protocol)
@@ -293,7 +293,7 @@ impl<'a> ChosenPort<'a> {
 /// Connects to one of the endpoints of a port.
 async fn open_among(
     worker: &Rc<Worker>,
-    (scene, chosen): (&Scene, ChosenPort<'_>),
+    (config, chosen): (&ConfigSnapshot, ChosenPort<'_>),
     begins: Sniffed,
     record: &mut Record<'_>,
 ) -> Result<Opening, Unopened> {
@@ -301,26 +301,26 @@ async fn open_among(
         return Err(Reason::DeniedByPolicy.into());
     }
     let ChosenPort { port, policies, .. } = chosen;
-    let ward = worker.ward(policies.0, (port, scene.version));
+    let cluster = worker.cluster(policies.0, (port, config.version));
     let priorities = route::tagged(worker, port, None)?;
-    let mut held = match &ward {
+    let mut held = match &cluster {
         None => None,
-        Some(ward) => ward.hold(|under_way| &under_way.connections)?,
+        Some(cluster) => cluster.hold(|under_way| &under_way.connections)?,
     };
-    let hashed = route::hashed((scene, port), policies, None);
+    let hashed = route::hashed((config, port), policies, None);
     let mut tried = None;
     loop {
-        let among = (&priorities, ward.as_deref());
+        let among = (&priorities, cluster.as_deref());
         let upstream = pick(worker, among, hashed.as_ref(), tried.as_ref());
         let upstream =
-            upstream.map_err(|reason| Unopened::from(reason).among(worker, scene, &priorities))?;
+            upstream.map_err(|reason| Unopened::from(reason).among(worker, config, &priorities))?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
-        let trial = match &ward {
+        let trial = match &cluster {
             None => None,
-            Some(ward) => Some(ward.begin(&upstream, None)?),
+            Some(cluster) => Some(cluster.begin(&upstream, None)?),
         };
-        let wait = Wait::under(ward.as_deref(), || wait_for(record.retries, priorities.len()));
+        let wait = Wait::under(cluster.as_deref(), || wait_for(record.retries, priorities.len()));
         let opened = open_at(&upstream, worker, (begins, wait)).await;
         if let Some(trial) = trial {
             let broken = opened.as_ref().err().map(|unopened| Ending::Broken(unopened.reason));
@@ -340,7 +340,7 @@ async fn open_among(
         };
         match opened {
             Err(unopened) if retry::retry(unopened.reason, &attempt) => record.retries += 1,
-            opened => return opened.map_err(|it| it.among(worker, scene, &priorities)),
+            opened => return opened.map_err(|it| it.among(worker, config, &priorities)),
         }
     }
 }
@@ -353,9 +353,9 @@ async fn open_pinned(
     record: &mut Record<'_>,
 ) -> Result<(LinkStream, (InFlight, Option<Held>)), Unopened> {
     let worker = &session.worker;
-    let patience = worker.config.limits.discovery_timeout;
-    let (scene, endpoint) = worker.world.pinned(at, id, patience).await?;
-    worker.sweep(&scene);
+    let max_wait = worker.config.limits.discovery_timeout;
+    let (config, endpoint) = worker.world.pinned(at, id, max_wait).await?;
+    worker.sweep(&config);
     let upstream = worker.upstream(&endpoint);
     let in_flight = upstream.enter();
     let whole = (begins, Wait::Whole);
@@ -373,7 +373,7 @@ async fn open_pinned(
 /// service's own endpoints.
 async fn by_server_name<'a>(
     worker: &Worker,
-    (scene, port): (&'a Scene, &'a PortPlan),
+    (config, port): (&'a ConfigSnapshot, &'a PortPlan),
     (io, early): (&Io, &mut BytesMut),
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
@@ -381,7 +381,7 @@ async fn by_server_name<'a>(
     // Silence indicates a protocol in which the server sends first.
     match timeout(limits.detect_timeout, detect(io, early)).await {
         Ok(Sniffed::Tls) => {}
-        Ok(_) | Err(_) => return by_share(worker, (scene, port), record),
+        Ok(_) | Err(_) => return by_share(worker, (config, port), record),
     }
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
@@ -390,7 +390,7 @@ async fn by_server_name<'a>(
         TlsChoice::To { rule, backend } => {
             hits::connection(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
-            behind((scene, port), backend, record)
+            behind((config, port), backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
@@ -404,7 +404,7 @@ async fn by_server_name<'a>(
 /// Routes a connection without visible requests: to the service's own endpoints, or to a backend by weight.
 fn by_share<'a>(
     worker: &Worker,
-    (scene, port): (&'a Scene, &'a PortPlan),
+    (config, port): (&'a ConfigSnapshot, &'a PortPlan),
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let Some(rule) = &port.tcp_rule else {
@@ -413,16 +413,16 @@ fn by_share<'a>(
     hits::shares(&worker.shard, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
     let backend = tcp_backend(rule, worker.draw()).ok_or(Reason::InvalidBackend)?;
-    behind((scene, port), backend, record)
+    behind((config, port), backend, record)
 }
 
 /// Returns the port of a rule's backend.
 fn behind<'a>(
-    (scene, called): (&'a Scene, &'a PortPlan),
+    (config, called): (&'a ConfigSnapshot, &'a PortPlan),
     backend: &WeightedBackend,
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
-    let service = scene.plans.service(&backend.service);
+    let service = config.plans.service(&backend.service);
     let port = service.and_then(|plan| plan.ports.get(&backend.port));
     let port = port.ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
@@ -470,8 +470,8 @@ async fn opened_stream(
     };
     let stream = link.open(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
     // The sidecar of a starting application waits for it, as for requests.
-    let patience = worker.config.limits.connect_timeout + START_PATIENCE;
-    let answered = timeout(patience, stream.answered()).await;
+    let max_wait = worker.config.limits.connect_timeout + START_MAX_WAIT;
+    let answered = timeout(max_wait, stream.answered()).await;
     let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
     answered.map_err(|lost| Unopened {
         rejection: stream.rejection(),
@@ -490,11 +490,11 @@ pub(crate) async fn http2_tunnel(
     let stream = opened.map_err(Unopened::counted)?;
     let (near, far) = tokio::io::duplex(MEMORY_BYTES);
     let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
-    let patience = worker.config.limits.idle_connection;
+    let max_wait = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
-        let mut plain = (Reader::new(near.clone()), Writer::new(near, patience));
+        let mut plain = (Reader::new(near.clone()), Writer::new(near, max_wait));
         let (sent, received) = (Cell::new(0), Cell::new(0));
-        let carried = relay(&mut plain, &stream, Towards::Link, patience, (&sent, &received)).await;
+        let carried = relay(&mut plain, &stream, Towards::Link, max_wait, (&sent, &received)).await;
         if let Err(reason) = carried {
             tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }
@@ -517,14 +517,14 @@ async fn carry(
     ends: &mut (Reader, Writer),
     stream: &LinkStream,
     towards: Towards<'_>,
-    patience: Duration,
+    max_wait: Duration,
     record: &mut Record<'_>,
 ) -> Result<(), Reason> {
     let counted = match towards {
         Towards::Link => (&record.bytes_in, &record.bytes_out),
         Towards::Application(_) => (&record.bytes_out, &record.bytes_in),
     };
-    relay(ends, stream, towards, patience, counted).await
+    relay(ends, stream, towards, max_wait, counted).await
 }
 
 /// The same, with counters for the bytes to and from the stream.
@@ -532,11 +532,11 @@ async fn relay(
     (reader, writer): &mut (Reader, Writer),
     stream: &LinkStream,
     towards: Towards<'_>,
-    patience: Duration,
+    max_wait: Duration,
     (to_stream, to_plain): (&Cell<u64>, &Cell<u64>),
 ) -> Result<(), Reason> {
     let mut from_plain = Source::http1(reader, BodyLength::UntilClose);
-    let mut into_stream = Sink::Link { stream, patience };
+    let mut into_stream = Sink::Link { stream, max_wait };
     let mut from_stream = Source::link(stream, BodyLength::UntilClose);
     let noted = |bytes| Noted::response(bytes, None);
     let io = writer.io.clone();
@@ -561,7 +561,7 @@ async fn relay(
         carried = async { tokio::try_join!(forth, back) } => carried.map(|((), ())| ()),
         // One side may be stuck; the other does not wait for it.
         _ = stream.lost() => Err(towards.lost()),
-        () = silence(patience, to_stream, to_plain) => Err(Reason::IdleTimeout),
+        () = silence(max_wait, to_stream, to_plain) => Err(Reason::IdleTimeout),
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use leno_identity::{
-    Credential, Guest, Peer, Roots, VerifyError, client_config, guest, guest_server_config,
-    is_member_chain, open_server_config, peer, server_config,
+    Credential, ExternalPrincipal, Peer, Roots, VerifyError, client_config, external_principal,
+    external_principal_server_config, is_member_chain, open_server_config, peer, server_config,
 };
 use leno_listen::{HalfOpen, read_hello, reset, shake_hands};
 use leno_model::{Name, Reason, SpiffeId};
@@ -38,7 +38,7 @@ struct Cached {
     credential: Option<Arc<Credential>>,
     server: Option<Arc<ServerConfig>>,
     /// For ports that also accept external principals.
-    guests: Option<Arc<ServerConfig>>,
+    external_principals: Option<Arc<ServerConfig>>,
     /// For ports that also accept clients without a certificate.
     open: Option<Arc<ServerConfig>>,
     clients: HashMap<(SpiffeId, Offer), Arc<ClientConfig>>,
@@ -50,7 +50,7 @@ pub(crate) enum Clients {
     /// Mesh members.
     Members,
     /// Mesh members and external principals.
-    Guests,
+    ExternalPrincipals,
     /// All clients, also those without a certificate.
     Anyone,
 }
@@ -108,7 +108,7 @@ impl TlsConfigs {
         cached.refresh(credential);
         let held = match clients {
             Clients::Members => &mut cached.server,
-            Clients::Guests => &mut cached.guests,
+            Clients::ExternalPrincipals => &mut cached.external_principals,
             Clients::Anyone => &mut cached.open,
         };
         if let Some(config) = held {
@@ -117,7 +117,7 @@ impl TlsConfigs {
         let alpn = [ALPN_ALONE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
         let config = match clients {
             Clients::Members => server_config(credential, &alpn),
-            Clients::Guests => guest_server_config(credential, &alpn),
+            Clients::ExternalPrincipals => external_principal_server_config(credential, &alpn),
             Clients::Anyone => open_server_config(credential, &alpn),
         };
         let config = config.map_err(|_| Reason::HandshakeFailed)?;
@@ -148,7 +148,7 @@ pub(crate) enum Client {
     /// external principal with that name, not as a member.
     External(Peer),
     /// An external principal: it has names, but no identity.
-    Guest(Guest),
+    ExternalPrincipal(ExternalPrincipal),
     Anonymous,
 }
 
@@ -157,7 +157,7 @@ impl Client {
     pub(crate) fn member(&self) -> Option<&Peer> {
         match self {
             Self::Member(peer) => Some(peer),
-            Self::External(_) | Self::Guest(_) | Self::Anonymous => None,
+            Self::External(_) | Self::ExternalPrincipal(_) | Self::Anonymous => None,
         }
     }
 
@@ -172,7 +172,9 @@ impl Client {
                 let names = Name::new(&name).into_iter().collect();
                 (None, names, Some(until(peer.not_after)))
             }
-            Self::Guest(guest) => (None, guest.names.into(), Some(until(guest.not_after))),
+            Self::ExternalPrincipal(external_principal) => {
+                (None, external_principal.names.into(), Some(until(external_principal.not_after)))
+            }
             Self::Anonymous => (None, Arc::default(), None),
         }
     }
@@ -249,14 +251,16 @@ fn client(
         // The certificate was verified in this session, or in the one that it resumes, by a configuration for
         // external principals.
         (Err(VerifyError::Uri(_)), Some(certificate)) if clients != Clients::Members => {
-            guest(certificate, now).map(Client::Guest).map_err(|error| of(&error))
+            external_principal(certificate, now)
+                .map(Client::ExternalPrincipal)
+                .map_err(|error| of(&error))
         }
         (Err(error), _) => Err(of(&error)),
     }
 }
 
 /// Terminates TLS of an external client. On failure the connection is closed.
-pub(crate) async fn accept_stranger(
+pub(crate) async fn accept_external_client(
     worker: &Worker,
     half_open: &HalfOpen,
     config: Arc<ServerConfig>,

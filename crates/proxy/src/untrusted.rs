@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{Request, Response, request, response};
-use leno_model::{Reason, Whereabouts};
+use leno_model::{DnsRecord, Reason};
 use leno_wire::http1::{RequestHead, ResponseHead};
 
 use crate::http2::{connect, head};
@@ -45,7 +45,7 @@ pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<(
 
 /// Returns the replies of the sidecar's DNS server to one packet if each service has the addresses `found`.
 #[must_use]
-pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts) -> DnsReplies {
+pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, found: &DnsRecord) -> DnsReplies {
     look_ups::replies(packet, domain, found)
 }
 

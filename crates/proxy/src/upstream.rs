@@ -10,19 +10,19 @@ use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
 
-use crate::application_ports::{PortStates, START_PATIENCE};
+use crate::application_ports::{PortStates, START_MAX_WAIT};
 use crate::http2::client::{Http2Lease, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
 mod check;
+pub(crate) mod cluster;
 pub(crate) mod connect;
 pub(crate) mod gate;
 pub(crate) mod pick;
 pub(crate) mod pool;
 pub(crate) mod priorities;
 mod silence;
-pub(crate) mod ward;
 pub(crate) mod watch;
 
 pub(crate) use connect::{Wait, wait_for};
@@ -267,7 +267,7 @@ impl Upstream {
     }
 
     /// Returns the time limit of a shared connection attempt; each request has its own limit.
-    fn patience(&self, worker: &Worker) -> Duration {
+    fn max_wait(&self, worker: &Worker) -> Duration {
         let of_all = worker.config.limits.connect_timeout;
         self.connect_timeout.get().map_or(of_all, |longest| longest.max(of_all))
     }
@@ -339,8 +339,8 @@ impl Application {
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
             self.permit(worker).await?;
-            let patience = worker.config.limits.connect_timeout;
-            let leased = self.http2.lease(self.address, worker, patience).await;
+            let max_wait = worker.config.limits.connect_timeout;
+            let leased = self.http2.lease(self.address, worker, max_wait).await;
             // A wait for room at the only application is not retried.
             let leased = leased.map_err(|reason| match reason {
                 Reason::UpstreamRefused => Reason::ConnectTimeout,
@@ -371,14 +371,14 @@ impl Application {
         if self.is_outside || !application.may_be_closed() {
             return Ok(());
         }
-        Box::pin(application.permit(self.address.port(), START_PATIENCE)).await
+        Box::pin(application.permit(self.address.port(), START_MAX_WAIT)).await
     }
 
     /// Returns an exclusive connection, never shared with other requests.
     pub(crate) async fn connect(&self, worker: &Rc<Worker>) -> Result<Http1Upstream, Reason> {
         self.permit(worker).await?;
-        let patience = worker.config.limits.connect_timeout;
-        let mut connection = connect::application(self.address, worker, patience).await?;
+        let max_wait = worker.config.limits.connect_timeout;
+        let mut connection = connect::application(self.address, worker, max_wait).await?;
         connection.reader.is_tolerant = !self.is_outside;
         Ok(connection)
     }
@@ -519,10 +519,13 @@ impl Destined {
     }
 
     /// Records an attempt for circuit breakers and outlier detection.
-    pub(crate) fn begin(&self, ward: &Rc<ward::Ward>) -> Result<Option<ward::Trial>, Reason> {
+    pub(crate) fn begin(
+        &self,
+        cluster: &Rc<cluster::UpstreamCluster>,
+    ) -> Result<Option<cluster::Trial>, Reason> {
         match self {
             Self::Application(_) => Ok(None),
-            Self::Upstream(upstream) => ward.begin(upstream, Some(|it| &it.requests)).map(Some),
+            Self::Upstream(upstream) => cluster.begin(upstream, Some(|it| &it.requests)).map(Some),
         }
     }
 

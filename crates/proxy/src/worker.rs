@@ -10,27 +10,27 @@ use leno_identity::JwtKeys;
 use leno_listen::{Admission, Bounds};
 use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, LogLimits, PermittedLine, Shard};
-use leno_traffic::treatment::PortTreatment;
+use leno_traffic::traffic_policy::PortTrafficPolicy;
 use leno_traffic::{PortPlan, RetryBudget};
 use leno_wire::http1::{RequestHead, ResponseHead};
 use leno_wire::link::LinkError;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::{Notify, Semaphore, watch};
 
+use crate::check_service::CheckServices;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::crew::Crew;
-use crate::decider::Deciders;
 use crate::drain::Phase;
 use crate::http::spare::Spare;
-use crate::idle::IdleStrangers;
+use crate::idle::IdleClients;
 use crate::removed::RemovedEndpoints;
-use crate::seen::Outlets;
+use crate::seen::TraceQueues;
 use crate::tapped::ThreadView;
+use crate::task_pool::TaskPool;
 use crate::tls::TlsConfigs;
-use crate::upstream::ward::{PortNewcomers, Ward};
+use crate::upstream::cluster::{PortSlowStart, UpstreamCluster};
 use crate::upstream::{Application, Speaks, Upstream};
-use crate::world::{Scene, World};
+use crate::world::{ConfigSnapshot, World};
 
 /// The state of one data thread. All of it is single-threaded except the configuration store and the readers of
 /// metrics.
@@ -40,7 +40,7 @@ pub(crate) struct Worker {
     pub(crate) connections: Arc<Connections>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// The queues for traces, log entries and taps.
-    pub(crate) outlets: Outlets,
+    pub(crate) trace_queues: TraceQueues,
     /// The observability configuration, as of `view_version`.
     view: RefCell<Option<Rc<ThreadView>>>,
     view_version: Cell<u64>,
@@ -59,24 +59,24 @@ pub(crate) struct Worker {
     pub(crate) request_heads: Spare<RequestHead>,
     pub(crate) response_heads: Spare<ResponseHead>,
     /// The idle tasks for link streams.
-    pub(crate) crew: Crew,
+    pub(crate) task_pool: TaskPool,
     /// The check services of this thread.
-    pub(crate) deciders: Deciders,
+    pub(crate) check_services: CheckServices,
     /// Parsed keys of issuers, by their source text.
     jwt_keys: RefCell<Vec<ReadKeys>>,
     /// The ejected endpoints of all threads.
     pub(crate) removed: Arc<RemovedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
     /// Cluster states, by the address of their traffic policy.
-    wards: RefCell<FxHashMap<usize, Rc<Ward>>>,
+    clusters: RefCell<FxHashMap<usize, Rc<UpstreamCluster>>>,
     /// Slow-start endpoints of ports with such a policy. They outlive a cluster state, which ends with every
     /// change of another policy.
-    newcomers: RefCell<FxHashMap<(ServiceName, u16), PortNewcomers>>,
+    slow_start_endpoints: RefCell<FxHashMap<(ServiceName, u16), PortSlowStart>>,
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
     /// Retry budgets of services with retry rules.
     budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
     /// Idle connections that may be evicted for new ones.
-    pub(crate) idle: IdleStrangers,
+    pub(crate) idle: IdleClients,
     /// Mirrored requests in progress.
     pub(crate) mirrors: Rc<Cell<usize>>,
     /// The configuration version of the last sweep of `upstreams`.
@@ -99,7 +99,7 @@ pub(crate) struct Parts {
     pub(crate) connections: Arc<Connections>,
     pub(crate) removed: Arc<RemovedEndpoints>,
     pub(crate) phase: watch::Receiver<Phase>,
-    pub(crate) outlets: Outlets,
+    pub(crate) trace_queues: TraceQueues,
     pub(crate) shard: Shard,
     /// The seed of this thread's random draws.
     pub(crate) seed: u64,
@@ -107,21 +107,21 @@ pub(crate) struct Parts {
 
 impl Worker {
     pub(crate) fn new(parts: Parts) -> Rc<Self> {
-        let Parts { config, world, connections, removed, phase, outlets, shard, seed } = parts;
+        let Parts { config, world, connections, removed, phase, trace_queues, shard, seed } = parts;
         Rc::new(Self {
             half_open: Admission::new(Bounds::new(
                 config.limits.handshakes_max,
                 config.limits.connections_max,
             )),
             jwt_keys: RefCell::default(),
-            deciders: Deciders::new(config.collector_roots.clone()),
+            check_services: CheckServices::new(config.collector_roots.clone()),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
             name_queries: Semaphore::new(NAME_QUERIES_MAX),
             config,
             world,
             connections,
             phase,
-            outlets,
+            trace_queues,
             view: RefCell::default(),
             view_version: Cell::new(0),
             tls: TlsConfigs::default(),
@@ -129,14 +129,14 @@ impl Worker {
             shard: Rc::new(shard),
             request_heads: Spare::default(),
             response_heads: Spare::default(),
-            crew: Crew::default(),
+            task_pool: TaskPool::default(),
             removed,
             upstreams: RefCell::default(),
-            wards: RefCell::default(),
-            newcomers: RefCell::default(),
+            clusters: RefCell::default(),
+            slow_start_endpoints: RefCell::default(),
             applications: RefCell::default(),
             budgets: RefCell::default(),
-            idle: IdleStrangers::default(),
+            idle: IdleClients::default(),
             mirrors: Rc::default(),
             swept: Cell::new(0),
             exchanges: Cell::new(0),
@@ -198,8 +198,8 @@ impl Worker {
 
     /// Returns the account of the workload; empty before the first configuration.
     fn account(&self) -> String {
-        let scene = self.world.scene();
-        scene.map(|scene| scene.plans.snapshot.plan.account.to_string()).unwrap_or_default()
+        let config = self.world.config();
+        config.map(|config| config.plans.snapshot.plan.account.to_string()).unwrap_or_default()
     }
 
     /// Returns this thread's state of an endpoint: its connections and its load.
@@ -225,36 +225,50 @@ impl Worker {
 
     /// Returns the cluster state of a port with the traffic policy of one route to it; `None` if no policy
     /// observes attempts.
-    pub(crate) fn ward(
+    pub(crate) fn cluster(
         self: &Rc<Self>,
-        treatment: Option<&Arc<PortTreatment>>,
+        traffic_policy: Option<&Arc<PortTrafficPolicy>>,
         (plan, version): (&PortPlan, u64),
-    ) -> Option<Rc<Ward>> {
-        let treatment = treatment.filter(|it| it.is_watchful())?;
-        let key = Ward::key(treatment);
-        let known = self.wards.borrow().get(&key).filter(|ward| ward.is_for(treatment)).cloned();
-        let ward = match known {
-            Some(ward) => ward,
+    ) -> Option<Rc<UpstreamCluster>> {
+        let traffic_policy = traffic_policy.filter(|it| it.is_watchful())?;
+        let key = UpstreamCluster::key(traffic_policy);
+        let known = self
+            .clusters
+            .borrow()
+            .get(&key)
+            .filter(|cluster| cluster.is_for(traffic_policy))
+            .cloned();
+        let cluster = match known {
+            Some(cluster) => cluster,
             None => {
-                let newcomers = self.newcomers_of(treatment, plan);
-                let known = self.wards.borrow();
-                let ward = Ward::new(self, treatment, newcomers, known.values());
+                let slow_start_endpoints = self.slow_start_endpoints_of(traffic_policy, plan);
+                let known = self.clusters.borrow();
+                let cluster = UpstreamCluster::new(
+                    self,
+                    traffic_policy,
+                    slow_start_endpoints,
+                    known.values(),
+                );
                 drop(known);
-                self.wards.borrow_mut().insert(key, ward.clone());
-                ward
+                self.clusters.borrow_mut().insert(key, cluster.clone());
+                cluster
             }
         };
-        ward.attend(self, &plan.endpoints, version);
-        Some(ward)
+        cluster.attend(self, &plan.endpoints, version);
+        Some(cluster)
     }
 
     /// Returns the slow-start endpoints of a port; empty without endpoints or such a policy.
-    fn newcomers_of(&self, treatment: &PortTreatment, plan: &PortPlan) -> PortNewcomers {
-        let Some(first) = plan.endpoints.first().filter(|_| warms_up(treatment)) else {
+    fn slow_start_endpoints_of(
+        &self,
+        traffic_policy: &PortTrafficPolicy,
+        plan: &PortPlan,
+    ) -> PortSlowStart {
+        let Some(first) = plan.endpoints.first().filter(|_| warms_up(traffic_policy)) else {
             return Rc::default();
         };
         let port = (first.id.service.clone(), first.id.port);
-        self.newcomers.borrow_mut().entry(port).or_default().clone()
+        self.slow_start_endpoints.borrow_mut().entry(port).or_default().clone()
     }
 
     /// Returns the application behind this sidecar at one of its addresses.
@@ -284,14 +298,14 @@ impl Worker {
     }
 
     /// Retires endpoints that the configuration no longer contains: their requests finish, then they close.
-    pub(crate) fn sweep(&self, scene: &Scene) {
-        if self.swept.replace(scene.version) == scene.version {
+    pub(crate) fn sweep(&self, config: &ConfigSnapshot) {
+        if self.swept.replace(config.version) == config.version {
             return;
         }
-        self.sweep_wards(scene);
+        self.sweep_clusters(config);
         let mut upstreams = self.upstreams.borrow_mut();
-        let services = &scene.plans.snapshot.services;
-        let pinned: FxHashSet<&EndpointId> = scene.pinned().map(|endpoint| &endpoint.id).collect();
+        let services = &config.plans.snapshot.services;
+        let pinned: FxHashSet<&EndpointId> = config.pinned().map(|endpoint| &endpoint.id).collect();
         upstreams.retain(|id, upstream| {
             let known = services.get(&id.service).and_then(|view| view.ports.get(&id.port));
             let kept = known.is_some_and(|port| port.endpoints.iter().any(|e| e.id == *id))
@@ -319,23 +333,26 @@ impl Worker {
     }
 
     /// Drops the state of policies that no longer exist.
-    fn sweep_wards(&self, scene: &Scene) {
-        self.newcomers.borrow_mut().retain(|(service, port), _| {
-            let plan = scene.plans.services.get(service).and_then(|plan| plan.ports.get(port));
-            let own = plan.and_then(|plan| plan.treatment.as_deref());
-            let mut forwarded = scene.plans.forwarded();
+    fn sweep_clusters(&self, config: &ConfigSnapshot) {
+        self.slow_start_endpoints.borrow_mut().retain(|(service, port), _| {
+            let plan = config.plans.services.get(service).and_then(|plan| plan.ports.get(port));
+            let own = plan.and_then(|plan| plan.traffic_policy.as_deref());
+            let mut forwarded = config.plans.forwarded();
             own.is_some_and(warms_up)
-                || forwarded
-                    .any(|it| it.port == *port && it.service == *service && warms_up(&it.treatment))
+                || forwarded.any(|it| {
+                    it.port == *port && it.service == *service && warms_up(&it.traffic_policy)
+                })
         });
-        let mut wards = self.wards.borrow_mut();
-        if wards.is_empty() {
+        let mut clusters = self.clusters.borrow_mut();
+        if clusters.is_empty() {
             return;
         }
-        let treatments: Vec<_> = scene.plans.treatments().collect();
-        let before = wards.len();
-        wards.retain(|_, ward| treatments.iter().any(|treatment| ward.is_for(treatment)));
-        if wards.len() < before {
+        let traffic_policies: Vec<_> = config.plans.traffic_policies().collect();
+        let before = clusters.len();
+        clusters.retain(|_, cluster| {
+            traffic_policies.iter().any(|traffic_policy| cluster.is_for(traffic_policy))
+        });
+        if clusters.len() < before {
             // The next request sets it again, if a policy still does.
             let upstreams = self.upstreams.borrow();
             upstreams.values().for_each(|upstream| upstream.connect_timeout.set(None));
@@ -392,8 +409,8 @@ impl Drop for Underway {
 const JWT_KEYS_MAX: usize = 32;
 
 /// True if a policy of the port has slow start.
-fn warms_up(treatment: &PortTreatment) -> bool {
-    treatment.balancing.as_ref().is_some_and(|balancing| balancing.rule.warm_up.is_some())
+fn warms_up(traffic_policy: &PortTrafficPolicy) -> bool {
+    traffic_policy.balancing.as_ref().is_some_and(|balancing| balancing.rule.warm_up.is_some())
 }
 
 /// Concurrent queries to the system resolver; each takes a thread.

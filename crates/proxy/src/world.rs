@@ -10,10 +10,10 @@ use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::{Credential, Peer};
 use leno_model::{
-    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Protocol, Reason, Revocations,
-    ServiceName, Whereabouts,
+    AddressEntry, AddressPort, DnsRecord, Egress, Endpoint, EndpointId, Plaintext, Protocol,
+    Reason, Revocations, ServiceName,
 };
-use leno_traffic::{BadPattern, Origin, Outlets, Plans, ServicePlan};
+use leno_traffic::{BadPattern, EgressRules, Origin, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
@@ -26,7 +26,7 @@ use crate::subscriptions::Priority;
 
 /// The current configuration, shared by all threads of a proxy.
 pub(crate) struct World {
-    scene: ArcSwapOption<Scene>,
+    config: ArcSwapOption<ConfigSnapshot>,
     credential: ArcSwapOption<Credential>,
     /// The number of swaps; subscribers wait for changes of it.
     version: watch::Sender<u64>,
@@ -35,11 +35,11 @@ pub(crate) struct World {
     /// Notified when inbound authorization changes.
     access: watch::Sender<()>,
     /// The egress rules; notified only when they change.
-    borders: watch::Sender<Borders>,
+    egress_settings: watch::Sender<EgressSettings>,
     wants: mpsc::Sender<Want>,
     names: Names,
     /// The listeners for the sidecar's own requests to its application, by application port.
-    own_doors: ArcSwapOption<BTreeMap<u16, SocketAddr>>,
+    own_listeners: ArcSwapOption<BTreeMap<u16, SocketAddr>>,
     started: Instant,
     /// The observability configuration.
     pub(crate) sights: Sights,
@@ -50,14 +50,14 @@ pub(crate) struct World {
 }
 
 /// One configuration snapshot. A request holds one from its first stage to its last.
-pub(crate) struct Scene {
+pub(crate) struct ConfigSnapshot {
     pub(crate) plans: Plans,
     /// Requested services.
     known: BTreeMap<ServiceName, Known>,
     /// Requested address entries.
-    addresses: FxHashMap<IpAddr, KnownAnswer<Occupant>>,
+    addresses: FxHashMap<IpAddr, KnownAnswer<AddressEntry>>,
     /// Requested DNS records.
-    names: FxHashMap<ServiceName, KnownAnswer<Whereabouts>>,
+    names: FxHashMap<ServiceName, KnownAnswer<DnsRecord>>,
     /// TLS configurations of the gateway, by port; reused while their certificates are the same.
     pub(crate) edge: EdgeConfigs,
     /// The version, which increases with each swap.
@@ -66,15 +66,15 @@ pub(crate) struct Scene {
 
 /// The egress rules; `None` before the first configuration.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Borders {
+pub(crate) struct EgressSettings {
     egress: Option<Egress>,
-    outlets: Option<Arc<Outlets>>,
+    egress_rules: Option<Arc<EgressRules>>,
 }
 
-impl Borders {
+impl EgressSettings {
     /// True if the rules are the same objects.
     fn is_same(&self, other: &Self) -> bool {
-        let (own, theirs) = (self.outlets.as_ref(), other.outlets.as_ref());
+        let (own, theirs) = (self.egress_rules.as_ref(), other.egress_rules.as_ref());
         let same = own.zip(theirs).is_some_and(|(one, two)| Arc::ptr_eq(one, two));
         self.egress == other.egress && same
     }
@@ -92,7 +92,7 @@ pub(crate) enum Want {
 }
 
 /// A configuration snapshot, and a service in it.
-pub(crate) type Found = (Arc<Scene>, Arc<ServicePlan>);
+pub(crate) type Found = (Arc<ConfigSnapshot>, Arc<ServicePlan>);
 
 /// A requested service.
 struct Known {
@@ -148,15 +148,15 @@ impl World {
     ) -> (Arc<Self>, mpsc::Receiver<Want>) {
         let (wants, wanted) = mpsc::channel(WANTS_MAX);
         let world = Self {
-            scene: ArcSwapOption::empty(),
+            config: ArcSwapOption::empty(),
             credential: ArcSwapOption::empty(),
             version: watch::channel(0).0,
             revoked: watch::Sender::default(),
             access: watch::channel(()).0,
-            borders: watch::Sender::default(),
+            egress_settings: watch::Sender::default(),
             wants,
             names,
-            own_doors: ArcSwapOption::empty(),
+            own_listeners: ArcSwapOption::empty(),
             started: now,
             sights: Sights::default(),
             conditions: Conditions::default(),
@@ -166,8 +166,8 @@ impl World {
     }
 
     /// Returns the current snapshot; `None` before the first.
-    pub(crate) fn scene(&self) -> Option<Arc<Scene>> {
-        self.scene.load_full()
+    pub(crate) fn config(&self) -> Option<Arc<ConfigSnapshot>> {
+        self.config.load_full()
     }
 
     /// Returns the age of the store, which is the same for all threads.
@@ -192,11 +192,11 @@ impl World {
 
     /// Makes an update the current snapshot. Requests in progress keep theirs.
     pub(crate) fn swap(&self, update: &Update) -> Result<(), BadPattern> {
-        let previous = self.scene();
+        let previous = self.config();
         let plans = Plans::build(update.snapshot.clone(), previous.as_ref().map(|s| &s.plans))?;
         let now = self.seconds();
         let known = |name: &ServiceName| {
-            let before = previous.as_ref().and_then(|scene| scene.known.get(name));
+            let before = previous.as_ref().and_then(|config| config.known.get(name));
             let usage = before.map(|known| known.usage.clone());
             let usage = usage.unwrap_or_else(|| {
                 Arc::new(Usage { seen: AtomicU64::new(now), ..Usage::default() })
@@ -206,16 +206,16 @@ impl World {
         let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
         let before = previous.as_deref();
         let addresses =
-            known_answers(&plans.snapshot.addresses, before.map(|scene| &scene.addresses), now);
-        let names = known_answers(&plans.snapshot.names, before.map(|scene| &scene.names), now);
+            known_answers(&plans.snapshot.addresses, before.map(|config| &config.addresses), now);
+        let names = known_answers(&plans.snapshot.names, before.map(|config| &config.names), now);
         let edge =
-            edge::configs(&plans, previous.as_ref().map(|scene| (&scene.plans, &scene.edge)));
+            edge::configs(&plans, previous.as_ref().map(|config| (&config.plans, &config.edge)));
         let version = *self.version.borrow() + 1;
         let plan = &update.snapshot.plan;
         let (accounts, workloads) = (&plan.revoked, &plan.revoked_workloads);
-        let borders = Borders {
+        let egress_settings = EgressSettings {
             egress: Some(update.snapshot.plan.egress),
-            outlets: Some(Arc::clone(&plans.outlets)),
+            egress_rules: Some(Arc::clone(&plans.egress_rules)),
         };
         let same_access = previous.is_some_and(|before| {
             let guards = (before.plans.guards.as_ref(), plans.guards.as_ref());
@@ -230,24 +230,31 @@ impl World {
                 && Arc::ptr_eq(&before.plans.limits, &plans.limits)
                 && before.plans.snapshot.plan.ports == plans.snapshot.plan.ports
         });
-        self.scene.store(Some(Arc::new(Scene { plans, known, addresses, names, edge, version })));
+        self.config.store(Some(Arc::new(ConfigSnapshot {
+            plans,
+            known,
+            addresses,
+            names,
+            edge,
+            version,
+        })));
         self.sights.say(&update.snapshot.plan.sight);
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
-            let news = (&known.accounts, &known.workloads) != (accounts, workloads);
-            if news {
+            let has_changed = (&known.accounts, &known.workloads) != (accounts, workloads);
+            if has_changed {
                 known.accounts.clone_from(accounts);
                 known.workloads.clone_from(workloads);
             }
-            news
+            has_changed
         });
         if !same_access {
             self.access.send_replace(());
         }
-        self.borders.send_if_modified(|known| {
-            let news = !known.is_same(&borders);
-            *known = borders;
-            news
+        self.egress_settings.send_if_modified(|known| {
+            let has_changed = !known.is_same(&egress_settings);
+            *known = egress_settings;
+            has_changed
         });
         Ok(())
     }
@@ -276,7 +283,7 @@ impl World {
     pub(crate) async fn kept_out(&self, port: u16, origin: Origin) {
         let mut changes = self.access_changes();
         loop {
-            if self.scene().is_some_and(|scene| !scene.lets_in_unproved(port, &origin)) {
+            if self.config().is_some_and(|config| !config.lets_in_unproved(port, &origin)) {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -287,8 +294,8 @@ impl World {
     }
 
     /// Subscribes to changes of the egress rules.
-    pub(crate) fn border_changes(&self) -> watch::Receiver<Borders> {
-        self.borders.subscribe()
+    pub(crate) fn egress_changes(&self) -> watch::Receiver<EgressSettings> {
+        self.egress_settings.subscribe()
     }
 
     /// Makes a new key and certificate the current ones.
@@ -300,11 +307,11 @@ impl World {
     }
 
     /// Returns a snapshot that contains `service`, and its configuration; requests it if necessary and waits at
-    /// most `patience`.
+    /// most `max_wait`.
     pub(crate) async fn with_service(
         &self,
         service: &ServiceName,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Found, Reason> {
         if let Some(found) = self.look_up(service) {
             return found;
@@ -321,46 +328,46 @@ impl World {
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+        tokio::time::timeout(max_wait, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
-    /// Returns the entry at an address; requests it if necessary and waits at most `patience`.
+    /// Returns the entry at an address; requests it if necessary and waits at most `max_wait`.
     ///
     /// Without an answer of the control plane the result is an error: a destination that may be a mesh member
     /// must not be called in plaintext.
-    pub(crate) async fn occupant(
+    pub(crate) async fn address_entry(
         &self,
         address: IpAddr,
-        patience: Duration,
-    ) -> Result<Arc<Occupant>, Reason> {
-        if let Some(occupant) = self.look_at(address) {
-            return Ok(occupant);
+        max_wait: Duration,
+    ) -> Result<Arc<AddressEntry>, Reason> {
+        if let Some(address_entry) = self.look_at(address) {
+            return Ok(address_entry);
         }
         let mut changes = self.changes();
         let found = async {
             self.want(Want::Address(address)).await;
             loop {
                 // Checked again before the first wait, as for services.
-                if let Some(occupant) = self.look_at(address) {
-                    return Ok(occupant);
+                if let Some(address_entry) = self.look_at(address) {
+                    return Ok(address_entry);
                 }
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+        tokio::time::timeout(max_wait, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
     /// Returns the protocol of a service port, if the current snapshot has it.
     pub(crate) fn protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
-        let scene = self.scene()?;
-        scene.plans.service(service)?.ports.get(&port).map(|port| port.protocol)
+        let config = self.config()?;
+        config.plans.service(service)?.ports.get(&port).map(|port| port.protocol)
     }
 
     /// Returns the protocol at an address of a workload, if the current snapshot has it.
     pub(crate) fn protocol_at(&self, at: SocketAddr) -> Option<Protocol> {
         match &*self.look_at(at.ip())? {
-            Occupant::Workload { ports, .. } => ports.get(&at.port()).map(|port| port.protocol),
-            Occupant::Service(_) | Occupant::Outside => None,
+            AddressEntry::Workload { ports, .. } => ports.get(&at.port()).map(|port| port.protocol),
+            AddressEntry::Service(_) | AddressEntry::Outside => None,
         }
     }
 
@@ -369,49 +376,51 @@ impl World {
         &self,
         at: SocketAddr,
         id: &EndpointId,
-        patience: Duration,
-    ) -> Result<(Arc<Scene>, Arc<Endpoint>), Reason> {
-        let occupant = self.occupant(at.ip(), patience).await?;
-        let endpoint = match &*occupant {
-            Occupant::Workload { workload, ports } if *workload == id.workload => {
+        max_wait: Duration,
+    ) -> Result<(Arc<ConfigSnapshot>, Arc<Endpoint>), Reason> {
+        let address_entry = self.address_entry(at.ip(), max_wait).await?;
+        let endpoint = match &*address_entry {
+            AddressEntry::Workload { workload, ports } if *workload == id.workload => {
                 ports.get(&at.port()).and_then(|port| port.endpoint.clone())
             }
-            Occupant::Workload { .. } | Occupant::Service(_) | Occupant::Outside => None,
+            AddressEntry::Workload { .. } | AddressEntry::Service(_) | AddressEntry::Outside => {
+                None
+            }
         };
-        let scene = self.scene().ok_or(Reason::DiscoveryTimeout)?;
-        Ok((scene, endpoint.ok_or(Reason::NoEndpoint)?))
+        let config = self.config().ok_or(Reason::DiscoveryTimeout)?;
+        Ok((config, endpoint.ok_or(Reason::NoEndpoint)?))
     }
 
     /// Returns the listener for this sidecar's own requests to its application, if the endpoint is that
     /// application: the kernel delivers connections to its own address without redirection.
-    pub(crate) fn own_door(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
-        let doors = self.own_doors.load();
-        let door = *doors.as_ref()?.get(&endpoint.address.port())?;
-        let scene = self.scene()?;
-        (scene.plans.snapshot.plan.workload == endpoint.id.workload).then_some(door)
+    pub(crate) fn own_listener(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
+        let listeners = self.own_listeners.load();
+        let listener = *listeners.as_ref()?.get(&endpoint.address.port())?;
+        let config = self.config()?;
+        (config.plans.snapshot.plan.workload == endpoint.id.workload).then_some(listener)
     }
 
     /// Sets those listeners.
-    pub(crate) fn set_own_doors(&self, doors: BTreeMap<u16, SocketAddr>) {
-        let doors = Some(doors).filter(|doors| !doors.is_empty());
-        self.own_doors.store(doors.map(Arc::new));
+    pub(crate) fn set_own_listeners(&self, listeners: BTreeMap<u16, SocketAddr>) {
+        let listeners = Some(listeners).filter(|listeners| !listeners.is_empty());
+        self.own_listeners.store(listeners.map(Arc::new));
     }
 
     /// True if the current snapshot has this endpoint at this address.
     pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
-        let Some(scene) = self.scene() else {
+        let Some(config) = self.config() else {
             return false;
         };
-        let service = scene.plans.snapshot.services.get(&endpoint.id.service);
+        let service = config.plans.snapshot.services.get(&endpoint.id.service);
         let port = service.and_then(|view| view.ports.get(&endpoint.id.port));
         port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_place(endpoint)))
-            || scene.pinned().any(|known| known.is_same_place(endpoint))
+            || config.pinned().any(|known| known.is_same_place(endpoint))
     }
 
     /// Returns the eviction priority of each service, by its last use.
     pub(crate) fn services_by_use(&self) -> impl Fn(&ServiceName) -> Priority + use<> {
-        let (scene, now) = (self.scene(), self.seconds());
-        move |name| match scene.as_ref().and_then(|scene| scene.known.get(name)) {
+        let (config, now) = (self.config(), self.seconds());
+        move |name| match config.as_ref().and_then(|config| config.known.get(name)) {
             None => Priority::Pending,
             Some(known) if known.plan.is_none() => Priority::Absent(known.usage.look(now)),
             Some(known) => Priority::Used(known.usage.look(now)),
@@ -420,55 +429,55 @@ impl World {
 
     /// The same for addresses.
     pub(crate) fn addresses_by_use(&self) -> impl Fn(&IpAddr) -> Priority + use<> {
-        let (scene, now) = (self.scene(), self.seconds());
-        move |address| by_use(scene.as_ref().and_then(|it| it.addresses.get(address)), now)
+        let (config, now) = (self.config(), self.seconds());
+        move |address| by_use(config.as_ref().and_then(|it| it.addresses.get(address)), now)
     }
 
     /// The same for names.
     pub(crate) fn names_by_use(&self) -> impl Fn(&ServiceName) -> Priority + use<> {
-        let (scene, now) = (self.scene(), self.seconds());
-        move |name| by_use(scene.as_ref().and_then(|it| it.names.get(name)), now)
+        let (config, now) = (self.config(), self.seconds());
+        move |name| by_use(config.as_ref().and_then(|it| it.names.get(name)), now)
     }
 
     /// Returns the services that were not used for `idle`, if called more often than that.
     pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
-        let Some(scene) = self.scene() else {
+        let Some(config) = self.config() else {
             return Vec::new();
         };
         let now = self.seconds();
         let oldest = now.saturating_sub(idle.as_secs());
-        let known = scene.known.iter();
+        let known = config.known.iter();
         let idle = known.filter(|(_, known)| known.usage.look(now) < oldest);
         idle.map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the addresses that were not used for `idle`.
     pub(crate) fn idle_addresses(&self, idle: Duration) -> Vec<IpAddr> {
-        let Some(scene) = self.scene() else {
+        let Some(config) = self.config() else {
             return Vec::new();
         };
-        idle_keys(&scene.addresses, idle, self.seconds())
+        idle_keys(&config.addresses, idle, self.seconds())
     }
 
     /// Returns the names that were not used for `idle`.
     pub(crate) fn idle_names(&self, idle: Duration) -> Vec<ServiceName> {
-        let Some(scene) = self.scene() else {
+        let Some(config) = self.config() else {
             return Vec::new();
         };
-        idle_keys(&scene.names, idle, self.seconds())
+        idle_keys(&config.names, idle, self.seconds())
     }
 
     /// Returns the DNS record of a name, if the control plane has sent one.
-    pub(crate) fn whereabouts(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
-        let scene = self.scene.load();
-        let known = scene.as_ref()?.names.get(name)?;
+    pub(crate) fn dns_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
+        let config = self.config.load();
+        let known = config.as_ref()?.names.get(name)?;
         known.usage.note();
         Some(Arc::clone(&known.answer))
     }
 
     /// True if the entry of an address is known.
     pub(crate) fn knows_address(&self, address: IpAddr) -> bool {
-        self.scene.load().as_ref().is_some_and(|scene| scene.addresses.contains_key(&address))
+        self.config.load().as_ref().is_some_and(|config| config.addresses.contains_key(&address))
     }
 
     /// Requests a resource if the queue has room. The caller does not wait, and requests it again if it still
@@ -483,19 +492,19 @@ impl World {
         drop(self.wants.send(want).await);
     }
 
-    fn look_at(&self, address: IpAddr) -> Option<Arc<Occupant>> {
-        let scene = self.scene.load();
-        let known = scene.as_ref()?.addresses.get(&address)?;
+    fn look_at(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
+        let config = self.config.load();
+        let known = config.as_ref()?.addresses.get(&address)?;
         known.usage.note();
         Some(Arc::clone(&known.answer))
     }
 
     fn look_up(&self, service: &ServiceName) -> Option<Result<Found, Reason>> {
-        let scene = self.scene()?;
-        let known = scene.known.get(service)?;
+        let config = self.config()?;
+        let known = config.known.get(service)?;
         known.usage.note();
         let plan = known.plan.clone();
-        Some(plan.map(|plan| (scene, plan)).ok_or(Reason::UnknownService))
+        Some(plan.map(|plan| (config, plan)).ok_or(Reason::UnknownService))
     }
 
     fn seconds(&self) -> u64 {
@@ -540,14 +549,14 @@ fn idle_keys<K: Clone, A>(
     idle.map(|(key, _)| key.clone()).collect()
 }
 
-impl Scene {
+impl ConfigSnapshot {
     /// Returns the endpoints of workloads that are reached by their own addresses.
     pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
         let ports = self.addresses.values().flat_map(|known| match &*known.answer {
-            Occupant::Workload { ports, .. } => Some(ports.values()),
-            Occupant::Service(_) | Occupant::Outside => None,
+            AddressEntry::Workload { ports, .. } => Some(ports.values()),
+            AddressEntry::Service(_) | AddressEntry::Outside => None,
         });
-        ports.flatten().filter_map(|port: &OccupantPort| port.endpoint.as_ref())
+        ports.flatten().filter_map(|port: &AddressPort| port.endpoint.as_ref())
     }
 
     /// Returns the protocol of the application at this port if clients without mutual TLS are allowed, in

@@ -181,7 +181,7 @@ impl<'a> Field<'a> {
 
     /// Reads a scalar as text: numbers and booleans as written. For arguments and environment variables, which
     /// are texts.
-    pub(crate) fn spelling(&self) -> Option<String> {
+    pub(crate) fn literal(&self) -> Option<String> {
         let text = match &self.node.value {
             Value::Number(text) => text.clone(),
             Value::Boolean(value) => value.to_string(),

@@ -10,7 +10,7 @@ use leno_model::{Change, Object, ObjectKey};
 use crate::document::{Mark, Node, documents};
 use crate::kinds::{self, Identity};
 use crate::lint::lint;
-use crate::outline::whereabouts;
+use crate::outline::dns_record;
 use crate::rejected::{Place, Rejected, Warning};
 use crate::scan::{self, Content, Contents, DirectoryIdentity, FILE_BYTES_MAX, Scan, scan};
 
@@ -467,7 +467,7 @@ impl FieldLines {
     pub fn of(&mut self, file: &Path, document: u32, field: &str) -> Option<u32> {
         let documents = self.0.entry(file.to_owned()).or_insert_with(|| written(file));
         let document = documents.iter().find(|found| found.mark.line == document)?;
-        Some(whereabouts(document, field).line)
+        Some(dns_record(document, field).line)
     }
 }
 
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_hide_the_mesh_config_is_told() {
+    fn what_may_hide_the_mesh_config_is_reported() {
         let config = |kind: &str, spec: &str| {
             format!(
                 "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n"

@@ -3,9 +3,9 @@
 mod access_cert;
 mod access_policy;
 mod answer;
+mod check_service;
 mod circuit_breaker;
 mod cors;
-mod decider;
 mod egress;
 mod external_authorization;
 mod fault_injection;

@@ -2,7 +2,7 @@
 
 mod access;
 mod anchoring;
-mod border;
+mod boundary;
 mod exact;
 mod guard;
 mod repeated;
@@ -42,7 +42,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::Service(service) => world.lint_service(service, &mut notes),
             Object::HttpRoute(route) => {
                 world.lint_route(route, &mut notes);
-                world.lint_rivals(route, &mut notes);
+                world.lint_conflicts(route, &mut notes);
                 world.lint_repeated(route, &mut notes);
                 anchoring::lint_route(route, &mut notes);
             }
@@ -106,7 +106,7 @@ struct World<'a> {
     grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The names of the external principals.
-    guests: BTreeSet<&'a Name>,
+    external_principals: BTreeSet<&'a Name>,
     /// The accounts used as source or destination of a `TrafficTarget`.
     mentioned: BTreeSet<&'a ServiceAccount>,
     /// The scopes of the `TagRoute`s, with one `TagRoute` for each.
@@ -196,7 +196,7 @@ impl<'a> World<'a> {
                 Object::Gateway(gateway) => world.gateways.push(gateway),
                 Object::Lane(_) | Object::Egress(_) => {}
                 Object::Ingress(policy) => world.openings.push(policy),
-                Object::AccessCert(cert) => world.guests.extend(&cert.subjects),
+                Object::AccessCert(cert) => world.external_principals.extend(&cert.subjects),
                 Object::Retry(policy) => world.retries.push(policy),
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => {
@@ -214,10 +214,10 @@ impl<'a> World<'a> {
     }
 
     fn lint_workload(&self, workload: &Workload, lint: &mut Lint<'_>) {
-        for (index, door) in workload.doors.iter().enumerate() {
+        for (index, listener) in workload.outbound_listeners.iter().enumerate() {
             let reference = Reference {
-                service: &door.service,
-                port: Some(door.port),
+                service: &listener.service,
+                port: Some(listener.port),
                 field: format!("spec.outbound[{index}]"),
                 name_field: "service",
             };
@@ -361,7 +361,7 @@ impl<'a> World<'a> {
     }
 
     /// An `HTTPRoute` has no effect on a port with a `GRPCRoute`.
-    fn lint_rivals(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
+    fn lint_conflicts(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
         for (index, parent) in route.parents.iter().enumerate() {
             let meets = |other: &&&HttpRoute| {
                 // Routes of another namespace apply to other clients.
@@ -481,10 +481,11 @@ impl<'a> World<'a> {
                 let listen = SocketAddr::new(workload.address, port.port);
                 (format!("spec.ports[{index}]"), listen)
             });
-            let doors = workload.doors.iter().enumerate();
-            let doors =
-                doors.map(|(index, door)| (format!("spec.outbound[{index}].listen"), door.listen));
-            for (field, listen) in ports.chain(doors) {
+            let outbound_listeners = workload.outbound_listeners.iter().enumerate();
+            let outbound_listeners = outbound_listeners.map(|(index, listener)| {
+                (format!("spec.outbound[{index}].listen"), listener.listen)
+            });
+            for (field, listen) in ports.chain(outbound_listeners) {
                 match taken.get(&listen) {
                     Some(other) if other.name != workload.name => {
                         let mut lint =

@@ -36,7 +36,7 @@ fn collect(node: &Node, path: String, values: &mut Vec<(String, String)>) {
 
 /// Returns the position of a field by its path, such as `spec.a[0].b`; for an absent field, the position of its
 /// parent.
-pub(crate) fn whereabouts(document: &Node, path: &str) -> Mark {
+pub(crate) fn dns_record(document: &Node, path: &str) -> Mark {
     let (mut at, mut node) = (document.mark, document);
     let steps = path.split('.').flat_map(|step| step.split_inclusive(']'));
     for step in steps {
@@ -62,7 +62,7 @@ pub(crate) fn whereabouts(document: &Node, path: &str) -> Mark {
 
 #[cfg(test)]
 mod tests {
-    use super::{outline, whereabouts};
+    use super::{dns_record, outline};
     use crate::document::documents;
 
     #[test]
@@ -93,7 +93,7 @@ mod tests {
             ("spec.none.at.all", 2),
             ("", 1),
         ] {
-            assert_eq!(whereabouts(&documents[0], path).line, line, "{path}");
+            assert_eq!(dns_record(&documents[0], path).line, line, "{path}");
         }
     }
 }

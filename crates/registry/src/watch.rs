@@ -45,11 +45,11 @@ pub async fn watch(
             // A file may have changed between the reading and the watching.
             wake.notify_one();
         }
-        let news = !update.changes.is_empty()
+        let has_changed = !update.changes.is_empty()
             || last.as_ref().is_none_or(|last| {
                 last.rejected != update.rejected || last.warnings != update.warnings
             });
-        if news || asked {
+        if has_changed || asked {
             last = Some(Update { changes: Vec::new(), ..update.clone() });
             if updates.send(update).await.is_err() {
                 return Ok(());
@@ -57,12 +57,12 @@ pub async fn watch(
         }
         let poll = turn.watches.blind.then(|| Instant::now() + POLL_EVERY);
         let again = turn.source.again_at().map(Instant::from_std);
-        let patience = poll.into_iter().chain(again).min();
+        let max_wait = poll.into_iter().chain(again).min();
         (asked, noticed) = tokio::select! {
             () = updates.closed() => return Ok(()),
             () = demand.notified() => (true, None),
             // The noticed time of an uncertain file is the time at which it became uncertain.
-            first = quiet(&wake, patience) => (false, first.map(Instant::into_std).or(noticed)),
+            first = quiet(&wake, max_wait) => (false, first.map(Instant::into_std).or(noticed)),
             () = replaced(Arc::clone(&turn.watches.identities)) => (false, None),
         };
     }
@@ -74,9 +74,9 @@ pub async fn watch(
 pub struct WatchError(#[source] tokio::task::JoinError);
 
 /// Waits for a change, and then for a quiet period; returns the time of the first change. Times out at
-/// `patience`.
-async fn quiet(wake: &Notify, patience: Option<Instant>) -> Option<Instant> {
-    match patience {
+/// `max_wait`.
+async fn quiet(wake: &Notify, max_wait: Option<Instant>) -> Option<Instant> {
+    match max_wait {
         Some(until) if timeout_at(until, wake.notified()).await.is_err() => return None,
         Some(_) => {}
         None => wake.notified().await,

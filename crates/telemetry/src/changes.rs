@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn hits_are_told_with_the_requests_and_the_busiest_first() {
+    fn hits_are_reported_with_the_requests_and_the_busiest_first() {
         let telemetry = Telemetry::new();
         let shard = telemetry.shard();
         let mut changes = Changes::of(Arc::clone(&telemetry));
@@ -384,16 +384,16 @@ mod tests {
             (0..hits).for_each(|_| shard.hit(shard.rule(&rule(name))));
         }
         assert_eq!(changes.take(9, 2), Taken::default(), "no request has ended");
-        let told = |taken: Taken| -> Vec<(String, u64)> {
+        let reported = |taken: Taken| -> Vec<(String, u64)> {
             taken.rules.into_iter().map(|change| (change.labels.name, change.hits)).collect()
         };
         let named = |name: &str, hits| (name.to_owned(), hits);
         count(&shard, &labels("inbound", "a/x"), 200, None);
-        assert_eq!(told(changes.take(9, 2)), [named("b", 3), named("c", 2)]);
+        assert_eq!(reported(changes.take(9, 2)), [named("b", 3), named("c", 2)]);
         shard.hit(shard.rule(&rule("b")));
         count(&shard, &labels("inbound", "a/x"), 200, None);
-        assert_eq!(told(changes.take(9, 2)), [named("a", 1), named("b", 1)]);
+        assert_eq!(reported(changes.take(9, 2)), [named("a", 1), named("b", 1)]);
         count(&shard, &labels("inbound", "a/x"), 200, None);
-        assert_eq!(told(changes.take(9, 2)), []);
+        assert_eq!(reported(changes.take(9, 2)), []);
     }
 }

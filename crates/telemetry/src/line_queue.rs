@@ -101,9 +101,9 @@ impl LineQueue {
 
     /// True if lines wait and the output has accepted none for this long.
     #[must_use]
-    pub fn is_blocked(&self, patience: Duration) -> bool {
+    pub fn is_blocked(&self, max_wait: Duration) -> bool {
         let state = self.0.lock();
-        state.is_writing && state.progress.elapsed() >= patience
+        state.is_writing && state.progress.elapsed() >= max_wait
     }
 
     /// True if everything is written, or can no longer be written.
@@ -119,10 +119,10 @@ impl LineQueue {
     }
 
     /// Waits until everything is written, at most this long.
-    pub fn flush(&self, patience: Duration) {
+    pub fn flush(&self, max_wait: Duration) {
         let state = self.0.lock();
         let waiting = |state: &mut State| !state.is_empty();
-        drop(self.0.changed.wait_timeout_while(state, patience, waiting));
+        drop(self.0.changed.wait_timeout_while(state, max_wait, waiting));
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     /// Longer than any machine stalls; the test fails instead of hanging.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const MAX_WAIT: Duration = Duration::from_secs(20);
 
     #[test]
     fn lines_are_written_in_order() {
@@ -271,7 +271,7 @@ mod tests {
         for number in 0..100 {
             assert_eq!(lines.next().unwrap().unwrap(), number.to_string());
         }
-        queue.flush(PATIENCE);
+        queue.flush(MAX_WAIT);
         assert!(queue.is_empty());
     }
 
@@ -322,11 +322,11 @@ mod tests {
         let output = Moody { moods, taken: taken.clone() };
         let queue = LineQueue::start_counting("moody", output, &DROPPED).unwrap();
         queue.push(b"one\ntwo\nthree\n").unwrap();
-        queue.flush(PATIENCE);
+        queue.flush(MAX_WAIT);
         assert_eq!(*taken.lock().unwrap(), b"one\n");
         assert_eq!(DROPPED.load(Ordering::Relaxed), 2);
         queue.push(b"four\n").unwrap();
-        queue.flush(PATIENCE);
+        queue.flush(MAX_WAIT);
         let text = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("one\nfour\n(2 lines were dropped"), "{text}");
     }
@@ -341,7 +341,7 @@ mod tests {
         let queue = LineQueue::start_counting("torn", output, &DROPPED).unwrap();
         for lines in [&b"one\ntwo\nthree\n"[..], b"four\n", b"five\n"] {
             queue.push(lines).unwrap();
-            queue.flush(PATIENCE);
+            queue.flush(MAX_WAIT);
         }
         let text = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("one\ntw\nfive\n(3 lines were dropped"), "{text}");
@@ -353,7 +353,7 @@ mod tests {
         drop(reader);
         let queue = LineQueue::start("lines", writer).unwrap();
         queue.push(b"nowhere\n").unwrap();
-        queue.flush(PATIENCE);
+        queue.flush(MAX_WAIT);
         assert!(queue.is_closed());
         queue.push(b"nowhere\n").unwrap();
         assert!(queue.is_empty());

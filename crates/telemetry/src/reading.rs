@@ -194,13 +194,13 @@ impl Telemetry {
 fn with_labels(
     labels: &RequestLabels,
     more: &[(&'static str, &str)],
-    told: impl FnOnce(&[(&'static str, &str)]),
+    reported: impl FnOnce(&[(&'static str, &str)]),
 ) {
     let RequestLabels { direction, service, port, route, peer, protocol } = labels;
     let port = port.to_string();
     let values = [*direction, service, &port, route, peer, *protocol];
     let own = REQUEST_BYTES.labels.iter().copied().zip(values);
-    told(&own.chain(more.iter().copied()).collect::<Vec<_>>());
+    reported(&own.chain(more.iter().copied()).collect::<Vec<_>>());
 }
 
 fn labelled(reader: &mut impl Reader, metric: &Metric, values: &[&str], number: u64) {

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_count_a_rule_under_one_number_and_a_sum_is_told() {
+    fn shards_count_a_rule_under_one_number_and_a_sum_is_reported() {
         let telemetry = Telemetry::new();
         let (one, two) = (telemetry.shard(), telemetry.shard());
         let (a, b) = (one.rule(&rule("a")), two.rule(&rule("b")));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_never_decided_is_not_told() {
+    fn a_rule_that_never_decided_is_not_reported() {
         let telemetry = Telemetry::new();
         let shard = telemetry.shard();
         let number = shard.rule(&rule("a"));

@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use leno_model::{
-    Access, AnyOf, Authorization, Cors, Decider, DeciderAddress, Descriptor, DescriptorEntry,
-    DescriptorValue, FixedAnswer, GlobalLimit, Guard, HedgeRule, JwtValidation, OriginPattern,
-    PathMatch, PortGuard, PortLimits, RateLimits, RequestMatch, Required, RetryRule, Server,
-    ServicePolicyKind, ServicePolicyName, Unanswered, WorkloadPlan,
+    Access, AnyOf, Authorization, CheckService, CheckServiceAddress, Cors, Descriptor,
+    DescriptorEntry, DescriptorValue, FixedAnswer, GlobalLimit, Guard, HedgeRule, JwtValidation,
+    OriginPattern, PathMatch, PortGuard, PortLimits, RateLimits, RequestMatch, Required, RetryRule,
+    Server, ServicePolicyKind, ServicePolicyName, Unanswered, WorkloadPlan,
 };
 use leno_traffic::budget::RetryBudget;
 use leno_traffic::guard::Guards;
@@ -71,7 +71,7 @@ pub(crate) fn guards() -> Guards {
         }]
     };
     let authorization = Authorization {
-        decider: decider(),
+        check_service: check_service(),
         requests: requests(),
         headers: None,
         context: Vec::new(),
@@ -85,7 +85,7 @@ pub(crate) fn guards() -> Guards {
     let guards = guards.map(|(kind, guard)| PortGuard { policy: policy(kind), guard });
     let entry = DescriptorEntry { key: "method".to_owned(), value: DescriptorValue::Method };
     let global = GlobalLimit {
-        decider: decider(),
+        check_service: check_service(),
         domain: "shop".to_owned(),
         descriptors: vec![Descriptor { requests: requests(), entries: vec![entry], hits: 1 }],
         answer: FixedAnswer::default(),
@@ -101,10 +101,10 @@ pub(crate) fn guards() -> Guards {
     Guards::build(&plan).expect("guards").expect("there are some")
 }
 
-fn decider() -> Decider {
+fn check_service() -> CheckService {
     let server = Server::parse("http://192.0.2.2:9000").expect("a server");
     let timeout = Duration::from_millis(200);
-    Decider { at: DeciderAddress::Outside(server), timeout, unanswered: Unanswered::Deny }
+    CheckService { at: CheckServiceAddress::Outside(server), timeout, unanswered: Unanswered::Deny }
 }
 
 fn policy(kind: ServicePolicyKind) -> ServicePolicyName {

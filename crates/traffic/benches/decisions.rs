@@ -2,7 +2,7 @@
 
 use leno_model::{
     Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
-    RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, Treatment,
+    RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, TrafficPolicy,
     TrustDomain, ValueMatch, WeightedBackend,
 };
 use leno_traffic::route::PortRoutes;
@@ -49,7 +49,7 @@ pub(crate) fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
         rules: matches.into_iter().map(rule).collect(),
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
-        treatment: Treatment::default(),
+        traffic_policy: TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };

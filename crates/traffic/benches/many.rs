@@ -1,22 +1,22 @@
-//! Inputs of the benchmarks in `lookups.rs`: many rules of one kind, of which the third from the end decides.
+//! Inputs of the benchmarks in `lookup.rs`: many rules of one kind, of which the third from the end decides.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_model::{
-    Abort, Access, AccessRule, Each, Entry, FaultRule, Faults, FieldMatch, FieldTest, FixedAnswer,
-    HostPattern, InboundPolicy, IpRange, LaneMark, LaneRule, NamePattern, Opening, Outlet,
-    PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule, PortLimits, PortSet, PortView,
-    Protocol, Rate, RateLimits, RateRule, RequestMatch, RouteName, RouteRule, RuleOrigin,
+    Abort, Access, AccessRule, Each, EgressRule, Entry, FaultRule, Faults, FieldMatch, FieldTest,
+    FixedAnswer, HostPattern, InboundPolicy, IpRange, LaneMark, LaneRule, MatchedBy, NamePattern,
+    Opening, PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule, PortLimits, PortSet,
+    PortView, Protocol, Rate, RateLimits, RateRule, RequestMatch, RouteName, RouteRule, RuleOrigin,
     ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, SpiffeId, TagDialect,
-    TagMatch, TagRouteName, TextRelation, TlsRule, ToldBy, Treatment, ValueMatch, ValueTest,
+    TagMatch, TagRouteName, TextRelation, TlsRule, TrafficPolicy, ValueMatch, ValueTest,
     WeightedBackend, WorkloadPlan,
 };
 use leno_traffic::fault::FaultPlan;
 use leno_traffic::route::PortRoutes;
 use leno_traffic::{
-    Carrier, ConnectionPermit, InboundAccess, Lanes, Limits, Origin, Outlets, TlsRoutes,
+    Carrier, ConnectionPermit, EgressRules, InboundAccess, Lanes, Limits, Origin, TlsRoutes,
 };
 
 use crate::asked::{Asked, asked, on_a_page};
@@ -242,7 +242,7 @@ fn open(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess {
         entry: Entry::Http,
         ranges,
         accounts: Vec::new(),
-        guests: Vec::new(),
+        external_principals: Vec::new(),
         requests,
     };
     let openings = (0..rules).map(|number| opening(number, to(number))).collect();
@@ -273,16 +273,16 @@ pub(crate) fn lanes(rules: usize) -> Lanes {
 }
 
 /// Egress rules at one port, each for one host.
-pub(crate) fn outlets(rules: usize, told_by: ToldBy) -> Outlets {
-    let outlet = |number| Outlet {
+pub(crate) fn egress_rules(rules: usize, matched_by: MatchedBy) -> EgressRules {
+    let egress_rule = |number| EgressRule {
         policy: PolicyName::new("shop", &format!("out-{number}")).expect("a name"),
         port: OUTSIDE.port(),
-        told_by,
+        matched_by,
         hosts: vec![pattern(number)],
         ranges: Vec::new(),
         requests: None,
     };
-    Outlets::compile(&(0..rules).map(outlet).collect::<Vec<_>>()).expect("outlets")
+    EgressRules::compile(&(0..rules).map(egress_rule).collect::<Vec<_>>()).expect("outlets")
 }
 
 fn judged(plan: WorkloadPlan) -> Judged {
@@ -300,7 +300,7 @@ fn port() -> PortView {
         rules: Vec::new(),
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
-        treatment: Treatment::default(),
+        traffic_policy: TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     }

@@ -1,4 +1,4 @@
-//! Durations of the benchmarks in `instructions.rs`, `rules.rs` and `lookups.rs`. Informational, since load on
+//! Durations of the benchmarks in `instructions.rs`, `rules.rs` and `lookup.rs`. Informational, since load on
 //! the machine changes them; only instruction counts are bounded.
 
 mod asked;
@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use divan::Bencher;
-use leno_model::{BalanceAlgorithm, Each, PolicyAction, ToldBy};
+use leno_model::{BalanceAlgorithm, Each, MatchedBy, PolicyAction};
 use leno_traffic::balance::hashing::key;
 use leno_traffic::circuit::Shown;
 use leno_traffic::guard::Asking;
@@ -258,7 +258,7 @@ fn peer(bencher: Bencher<'_, '_>, rules: usize) {
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
-fn visitor(bencher: Bencher<'_, '_>, rules: usize) {
+fn pending_connection(bencher: Bencher<'_, '_>, rules: usize) {
     let (access, origin) = many::openings_by_address(rules);
     bencher
         .bench_local(|| access.visit((None, many::PORT), Some(black_box(origin.clone()))).is_ok());
@@ -307,18 +307,20 @@ fn lane_by_header(bencher: Bencher<'_, '_>, rules: usize) {
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
-fn outlet_by_host(bencher: Bencher<'_, '_>, rules: usize) {
-    let (outlets, (asked, authority)) = (many::outlets(rules, ToldBy::Http), many::to_host(rules));
+fn egress_rule_by_host(bencher: Bencher<'_, '_>, rules: usize) {
+    let (egress_rules, (asked, authority)) =
+        (many::egress_rules(rules, MatchedBy::Http), many::to_host(rules));
     bencher.bench_local(|| {
         let request = RequestView { authority: black_box(authority), ..asked.view() };
-        outlets.by_request(black_box(many::OUTSIDE), &request).is_some()
+        egress_rules.by_request(black_box(many::OUTSIDE), &request).is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
-fn outlet_by_server_name(bencher: Bencher<'_, '_>, rules: usize) {
-    let (outlets, name) = (many::outlets(rules, ToldBy::ServerName), many::named(rules));
-    bencher.bench_local(|| outlets.by_server_name(black_box(many::OUTSIDE), name).is_some());
+fn egress_rule_by_server_name(bencher: Bencher<'_, '_>, rules: usize) {
+    let (egress_rules, name) =
+        (many::egress_rules(rules, MatchedBy::ServerName), many::named(rules));
+    bencher.bench_local(|| egress_rules.by_server_name(black_box(many::OUTSIDE), name).is_some());
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]

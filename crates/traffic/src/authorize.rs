@@ -1,8 +1,8 @@
 //! Inbound authorization of connections and requests by peer identity.
 
+mod decision;
 mod opening;
 mod policy;
-mod ruling;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +19,12 @@ use crate::many::{Many, Part};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use crate::spelling::{PathKind, fits_each_reading};
+use crate::variant::{PathKind, fits_each_reading};
 use opening::Openings;
 use policy::{PeerRules, PolicyRules};
 
+pub use decision::{Denial, PolicyDecision};
 pub use opening::{Carrier, Origin};
-pub use ruling::{Denial, Ruling};
 
 /// The compiled inbound authorization of one workload.
 ///
@@ -140,8 +140,8 @@ impl InboundAccess {
 
     /// True if a client at this address may present the certificate of an external principal at a port.
     #[must_use]
-    pub fn takes_guests(&self, port: u16, address: IpAddr) -> bool {
-        self.openings.takes_guests(port, address)
+    pub fn takes_external_principals(&self, port: u16, address: IpAddr) -> bool {
+        self.openings.takes_external_principals(port, address)
     }
 
     /// Authorizes a request. A permit of another compilation contributes only its identity, and the rules for
@@ -284,16 +284,16 @@ impl InboundAccess {
     /// Returns the policy behind a permit; `None` in permissive mode. For a would-be denial, it is the policy
     /// that allows the request to other peers, if any.
     #[must_use]
-    pub fn ruling(&self, permit: Permit) -> Option<&Ruling> {
+    pub fn decision(&self, permit: Permit) -> Option<&PolicyDecision> {
         self.named(permit.by)
     }
 
-    fn named(&self, by: By) -> Option<&Ruling> {
+    fn named(&self, by: By) -> Option<&PolicyDecision> {
         match by {
             By::Nobody => None,
-            By::Policy(index) => self.policies.as_ref()?.ruling(index),
-            By::Opening(index) => self.openings.ruling(index),
-            By::Target(index) => self.rules.as_ref()?.rules.get(index).map(|rule| &rule.ruling),
+            By::Policy(index) => self.policies.as_ref()?.decision(index),
+            By::Opening(index) => self.openings.decision(index),
+            By::Target(index) => self.rules.as_ref()?.rules.get(index).map(|rule| &rule.decision),
         }
     }
 
@@ -386,7 +386,7 @@ struct Rights {
     opened_only: bool,
 }
 
-/// Proof that a request or byte stream is allowed. [`InboundAccess::ruling`] returns its policy.
+/// Proof that a request or byte stream is allowed. [`InboundAccess::decision`] returns its policy.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub struct Permit {
@@ -477,7 +477,7 @@ impl StrictRules {
 
 #[derive(Debug)]
 struct CompiledAccess {
-    ruling: Ruling,
+    decision: PolicyDecision,
     http: Box<[RequestMatcher]>,
     tcp: PortSet,
 }
@@ -486,7 +486,7 @@ impl CompiledAccess {
     fn compile(rule: &AccessRule) -> Result<Self, BadPattern> {
         let http = rule.http.iter().map(RequestMatcher::compile_allowing);
         Ok(Self {
-            ruling: Ruling::target(rule.policy.clone()),
+            decision: PolicyDecision::target(rule.policy.clone()),
             http: http
                 .collect::<Result<_, _>>()
                 .map_err(|bad| bad.within(ObjectKey::TrafficTarget(rule.policy.clone())))?,

@@ -4,8 +4,8 @@ mod choice;
 pub mod hashing;
 mod latency;
 mod load;
-mod newcomers;
 pub mod policy;
+mod slow_start;
 mod weighted;
 
 use leno_model::Weight;
@@ -13,7 +13,7 @@ use leno_model::Weight;
 pub use choice::{Balancer, Key, Keyed};
 pub use latency::Latency;
 pub use load::Load;
-pub use newcomers::Newcomers;
+pub use slow_start::SlowStart;
 
 /// The endpoints to choose from.
 pub trait Candidates {

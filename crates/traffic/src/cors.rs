@@ -74,8 +74,8 @@ fn is_for_everybody(cors: &Cors) -> bool {
 
 /// Returns the fields that allow an origin.
 fn about_origin(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
-    let told = if is_for_everybody(cors) { "*" } else { origin };
-    let mut fields = vec![(ALLOW_ORIGIN, told.to_owned())];
+    let reported = if is_for_everybody(cors) { "*" } else { origin };
+    let mut fields = vec![(ALLOW_ORIGIN, reported.to_owned())];
     if cors.credentials {
         fields.push(("access-control-allow-credentials", "true".to_owned()));
     }
@@ -148,7 +148,7 @@ mod tests {
         judge(cors, &request, &FieldEdits::default())
     }
 
-    fn told(answer: Option<CrossOrigin>) -> String {
+    fn reported(answer: Option<CrossOrigin>) -> String {
         match answer {
             None => "same origin".to_owned(),
             Some(CrossOrigin::Preflight(fields)) => {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn browsers_are_told_what_the_rule_says() {
+    fn browsers_are_reported_what_the_rule_says() {
         let page = ("origin", "https://a.example");
         let question = [
             page,
@@ -222,7 +222,7 @@ mod tests {
                 "vary: origin; allow-origin: https://a.example; allow-credentials: true; allow-methods: PUT; allow-headers: x-a; max-age: 5",
             ),
         ] {
-            assert_eq!(told(ask(cors, method, fields)), expected, "{method} {fields:?}");
+            assert_eq!(reported(ask(cors, method, fields)), expected, "{method} {fields:?}");
         }
     }
 }

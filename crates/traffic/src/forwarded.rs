@@ -7,7 +7,7 @@ use leno_model::{Endpoint, ServiceName, WeightedBackend};
 
 use crate::balance::hashing::Places;
 use crate::plan::{PortPlan, ServicePlan, placed};
-use crate::treatment::PortTreatment;
+use crate::traffic_policy::PortTrafficPolicy;
 
 /// The ports that the routes of a port with policies forward to, each with its effective policies.
 #[derive(Debug)]
@@ -26,23 +26,23 @@ pub struct ForwardedPort {
     /// Its port.
     pub port: u16,
     /// The combined policies of both.
-    pub treatment: Arc<PortTreatment>,
+    pub traffic_policy: Arc<PortTrafficPolicy>,
     /// The hash table of the port's endpoints, if the called service uses consistent hashing.
     pub places: Option<Arc<Places>>,
     /// The inputs of the above.
-    called: Arc<PortTreatment>,
-    own: Option<Arc<PortTreatment>>,
+    called: Arc<PortTrafficPolicy>,
+    own: Option<Arc<PortTrafficPolicy>>,
     endpoints: Arc<[Arc<Endpoint>]>,
 }
 
 /// The policies of one path to a port, and the hash table of its endpoints under them.
-pub type EffectivePolicies<'a> = (Option<&'a Arc<PortTreatment>>, Option<&'a Arc<Places>>);
+pub type EffectivePolicies<'a> = (Option<&'a Arc<PortTrafficPolicy>>, Option<&'a Arc<Places>>);
 
 impl PortPlan {
     /// Returns the policies of direct calls.
     #[must_use]
     pub fn own_policies(&self) -> EffectivePolicies<'_> {
-        (self.treatment.as_ref(), self.places.as_ref())
+        (self.traffic_policy.as_ref(), self.places.as_ref())
     }
 
     /// Returns the policies of a request that a rule of this port forwards to a backend, by both indices;
@@ -77,7 +77,7 @@ impl PortPlan {
 
 impl ForwardedPort {
     fn policies(&self) -> EffectivePolicies<'_> {
-        (Some(&self.treatment), self.places.as_ref())
+        (Some(&self.traffic_policy), self.places.as_ref())
     }
 
     fn is_same(&self, other: &Self) -> bool {
@@ -87,7 +87,7 @@ impl ForwardedPort {
             _ => false,
         };
         are_placed
-            && Arc::ptr_eq(&self.treatment, &other.treatment)
+            && Arc::ptr_eq(&self.traffic_policy, &other.traffic_policy)
             && (&self.service, self.port) == (&other.service, other.port)
     }
 }
@@ -101,7 +101,7 @@ impl Forwarded {
         services: &BTreeMap<ServiceName, Arc<ServicePlan>>,
         before: Option<&Self>,
     ) -> Option<Arc<Self>> {
-        let called = port.treatment.as_ref()?;
+        let called = port.traffic_policy.as_ref()?;
         let mut ports: Vec<ForwardedPort> = Vec::new();
         let mut place_of = |backend: &WeightedBackend| {
             let (service, to) = (&backend.service, backend.port);
@@ -156,21 +156,21 @@ impl Forwarded {
 impl ForwardedPort {
     fn of(
         (service, port): (&ServiceName, u16),
-        called: &Arc<PortTreatment>,
+        called: &Arc<PortTrafficPolicy>,
         behind: &PortPlan,
         before: Option<&Self>,
     ) -> Self {
-        let own = behind.treatment.as_ref();
+        let own = behind.traffic_policy.as_ref();
         let before = before.filter(|it| {
             Arc::ptr_eq(&it.called, called)
                 && it.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
         });
-        let treatment = match before {
-            Some(before) => Arc::clone(&before.treatment),
-            None => PortTreatment::forwarded(called, own),
+        let traffic_policy = match before {
+            Some(before) => Arc::clone(&before.traffic_policy),
+            None => PortTrafficPolicy::forwarded(called, own),
         };
         let is_own = own.is_some_and(|own| own.balancing.is_some());
-        let places = match (&treatment.balancing, before) {
+        let places = match (&traffic_policy.balancing, before) {
             (None, _) => None,
             (Some(_), _) if is_own => behind.places.clone(),
             (Some(_), Some(before)) if placed(&before.endpoints).eq(placed(&behind.endpoints)) => {
@@ -183,7 +183,7 @@ impl ForwardedPort {
         Self {
             service: service.clone(),
             port,
-            treatment,
+            traffic_policy,
             places,
             called: Arc::clone(called),
             own: own.cloned(),

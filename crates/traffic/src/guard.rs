@@ -12,12 +12,12 @@ use leno_model::{
     ObjectKey, RequestMatch, Required, ServiceAccount, ServicePolicyName, WorkloadPlan,
 };
 
-use crate::authorize::Ruling;
+use crate::authorize::PolicyDecision;
 use crate::hits::HitSlot;
 use crate::matcher::DenialMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use crate::spelling::{PathKind, Spelling};
+use crate::variant::{PathKind, PathVariants};
 
 pub use edit::{HeaderChange, How, Improper, edits_of, request_edits};
 
@@ -163,8 +163,8 @@ impl PortGuards {
 impl CompiledAuthorization {
     /// Returns the decision, for metrics and logs.
     #[must_use]
-    pub fn ruling(&self) -> Ruling {
-        Ruling::whole_policy(&self.policy, &self.hits)
+    pub fn decision(&self) -> PolicyDecision {
+        PolicyDecision::whole_policy(&self.policy, &self.hits)
     }
 }
 
@@ -187,8 +187,8 @@ impl CompiledJwtValidation {
 
     /// Returns the decision, for metrics and logs.
     #[must_use]
-    pub fn ruling(&self) -> Ruling {
-        Ruling::whole_policy(&self.policy, &self.hits)
+    pub fn decision(&self) -> PolicyDecision {
+        PolicyDecision::whole_policy(&self.policy, &self.hits)
     }
 }
 
@@ -212,8 +212,8 @@ impl CompiledGlobalLimit {
 
     /// Returns the decision, for metrics and logs.
     #[must_use]
-    pub fn ruling(&self) -> Ruling {
-        Ruling::service_policy(&self.policy, GLOBAL, &self.hits)
+    pub fn decision(&self) -> PolicyDecision {
+        PolicyDecision::service_policy(&self.policy, GLOBAL, &self.hits)
     }
 }
 
@@ -254,8 +254,8 @@ impl Requests {
         if self.0.is_empty() {
             return true;
         }
-        let spelling = Spelling::of(request.path, PathKind::of(request.path));
-        self.0.iter().any(|it| it.may_mean(request, &spelling))
+        let variant = PathVariants::of(request.path, PathKind::of(request.path));
+        self.0.iter().any(|it| it.may_mean(request, &variant))
     }
 }
 

@@ -20,7 +20,7 @@ use crate::many::{Many, Rules};
 use crate::matcher::{DenialMatcher, FieldScope, RequestMatcher, may_override_method};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use crate::spelling::{PathKind, Spelling};
+use crate::variant::{PathKind, PathVariants};
 use bucket::{Bucket, Buckets, Pace};
 use concurrency::{Heard, Places};
 
@@ -329,7 +329,7 @@ impl Limits {
         // Parsed for the first rule with request matches: a limit for all requests does not pay for it.
         let meaning = LazyCell::new(|| {
             let path = PathKind::of(request.path);
-            (path, Spelling::of(request.path, path))
+            (path, PathVariants::of(request.path, path))
         });
         for policy in self.of(port) {
             let mut candidates = policy.rules(|| Sought::meant(request, &meaning.1).by(caller));
@@ -449,8 +449,8 @@ impl CompiledRule {
     }
 
     /// True if an application may interpret the request as a matching one.
-    fn may_count(&self, request: &RequestView<'_>, spelling: &Spelling) -> bool {
-        self.requests.iter().any(|it| it.may_mean(request, spelling))
+    fn may_count(&self, request: &RequestView<'_>, variant: &PathVariants) -> bool {
+        self.requests.iter().any(|it| it.may_mean(request, variant))
     }
 
     /// Returns the key of the request's bucket.

@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::query::{all_parameters, decoded_text, may_be_named, may_be_values, parameter};
 use crate::request::{RequestView, header};
-use crate::spelling::{Spelling, any_listed_value, any_value, folded_case, hosts};
+use crate::variant::{PathVariants, any_listed_value, any_value, folded_case, hosts};
 
 pub(crate) use beginnings::{Beginnings, whole_elements};
 pub(crate) use places::Places;
@@ -32,7 +32,7 @@ pub(crate) struct Lookup {
 pub(crate) struct Sought<'a> {
     pub(crate) request: &'a RequestView<'a>,
     /// The normalized path, if every meaning of the request counts, and not only the request as sent.
-    meaning: Option<&'a Spelling>,
+    meaning: Option<&'a PathVariants>,
     /// The caller, if rules have callers.
     caller: Option<&'a ServiceAccount>,
 }
@@ -46,8 +46,8 @@ impl<'a> Sought<'a> {
 
     /// Searches for rules that match any meaning of the request.
     #[inline]
-    pub(crate) fn meant(request: &'a RequestView<'a>, spelling: &'a Spelling) -> Self {
-        Self { request, meaning: Some(spelling), caller: None }
+    pub(crate) fn meant(request: &'a RequestView<'a>, variant: &'a PathVariants) -> Self {
+        Self { request, meaning: Some(variant), caller: None }
     }
 
     /// Adds the verified caller, for rules that have callers.
@@ -58,7 +58,7 @@ impl<'a> Sought<'a> {
 
     /// True if the request matches every rule about paths.
     fn climbs(self) -> bool {
-        self.meaning.is_some_and(Spelling::climbs)
+        self.meaning.is_some_and(PathVariants::climbs)
     }
 }
 
@@ -242,16 +242,16 @@ impl Lookup {
                     beginnings.each(sought.request.path, |held| take(held));
                 }
             }
-            Some(spelling) => {
+            Some(variant) => {
                 for column in &self.columns {
-                    column.each_meant((sought, spelling), &mut take);
+                    column.each_meant((sought, variant), &mut take);
                 }
                 if let Some(beginnings) = &self.beginnings {
-                    let path = spelling.folded(sought.request.path);
+                    let path = variant.folded(sought.request.path);
                     beginnings.each_meant(path, |held| take(held));
                 }
-                if spelling.is_ambiguous() {
-                    self.each_of_others(spelling, &mut take);
+                if variant.is_ambiguous() {
+                    self.each_of_others(variant, &mut take);
                 }
             }
         }
@@ -261,12 +261,12 @@ impl Lookup {
     /// Calls `take` with each list for the alternative readings of the path. Separate, so that the usual path
     /// needs no stack space for it.
     #[inline(never)]
-    fn each_of_others<'a>(&'a self, spelling: &Spelling, take: &mut dyn FnMut(&'a [usize])) {
+    fn each_of_others<'a>(&'a self, variant: &PathVariants, take: &mut dyn FnMut(&'a [usize])) {
         let paths = self.columns.iter().filter(|column| matches!(column.key, Key::Path));
-        for (other, spelling) in spelling.others() {
-            paths.clone().for_each(|column| column.each_of_path(other, spelling, take));
+        for (other, variant) in variant.others() {
+            paths.clone().for_each(|column| column.each_of_path(other, variant, take));
             if let Some(beginnings) = &self.beginnings {
-                beginnings.each_meant(spelling.folded(other), |held| take(held));
+                beginnings.each_meant(variant.folded(other), |held| take(held));
             }
         }
     }
@@ -332,12 +332,12 @@ impl Column {
     #[inline(never)]
     fn each_meant<'a>(
         &'a self,
-        (sought, spelling): (Sought<'_>, &Spelling),
+        (sought, variant): (Sought<'_>, &PathVariants),
         take: &mut dyn FnMut(&'a [usize]),
     ) {
         let request = sought.request;
         match &self.key {
-            Key::Path => self.each_of_path(request.path, spelling, take),
+            Key::Path => self.each_of_path(request.path, variant, take),
             Key::Header { name, .. } if **name == *":authority" => {
                 hosts(request.authority).for_each(|host| take(self.of(&folded_case(&host))));
             }
@@ -366,11 +366,11 @@ impl Column {
     fn each_of_path<'a>(
         &'a self,
         sent: &str,
-        spelling: &Spelling,
+        variant: &PathVariants,
         take: &mut dyn FnMut(&'a [usize]),
     ) {
-        take(self.of(spelling.folded(sent)));
-        for stem in spelling.stems(sent) {
+        take(self.of(variant.folded(sent)));
+        for stem in variant.stems(sent) {
             take(self.of(stem));
         }
     }

@@ -69,7 +69,7 @@ impl CompiledPersistence {
             // Clocks differ slightly; a value from the far future is forged, and would never expire.
             (since <= now + SKEW_MAX).then(|| now.saturating_sub(since))
         };
-        let (whole, idle) = (age(value.began), age(value.told));
+        let (whole, idle) = (age(value.began), age(value.reported));
         let is_over = self.rule.absolute.is_some_and(|most| whole.is_none_or(|age| age >= most))
             || self.rule.idle.is_some_and(|most| idle.is_none_or(|age| age > most));
         let began = value.began.map_or(now, Duration::from_millis);
@@ -100,7 +100,7 @@ impl CompiledPersistence {
         let value = Value {
             number: number_of(answered) ^ self.salt,
             began: is_limited.then(|| milliseconds(began)),
-            told: is_limited.then(|| milliseconds(now)),
+            reported: is_limited.then(|| milliseconds(now)),
         };
         let max_age = match rule.carrier {
             // A client of header persistence does not store the last value.
@@ -158,7 +158,7 @@ pub(crate) struct Shown {
     pub(crate) began: Duration,
 }
 
-/// The value of a cookie or header: `number`, or `number.began.told`, in hexadecimal; times are in
+/// The value of a cookie or header: `number`, or `number.began.reported`, in hexadecimal; times are in
 /// milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Value {
@@ -166,7 +166,7 @@ struct Value {
     /// The time of the first response with this endpoint.
     began: Option<u64>,
     /// The time of the last response with this endpoint.
-    told: Option<u64>,
+    reported: Option<u64>,
 }
 
 impl Value {
@@ -177,16 +177,16 @@ impl Value {
             is_plain.then(|| u64::from_str_radix(part, 16).ok()).flatten()
         };
         let number = parts.next().filter(|part| part.len() == 16).and_then(hexadecimal)?;
-        let (began, told) = match (parts.next(), parts.next()) {
+        let (began, reported) = match (parts.next(), parts.next()) {
             (None, _) => (None, None),
-            (Some(began), told) => (Some(hexadecimal(began)?), Some(hexadecimal(told?)?)),
+            (Some(began), reported) => (Some(hexadecimal(began)?), Some(hexadecimal(reported?)?)),
         };
-        parts.next().is_none().then_some(Self { number, began, told })
+        parts.next().is_none().then_some(Self { number, began, reported })
     }
 
     fn written(self) -> String {
-        match (self.began, self.told) {
-            (Some(began), Some(told)) => format!("{:016x}.{began:x}.{told:x}", self.number),
+        match (self.began, self.reported) {
+            (Some(began), Some(reported)) => format!("{:016x}.{began:x}.{reported:x}", self.number),
             _ => format!("{:016x}", self.number),
         }
     }

@@ -10,17 +10,17 @@ use leno_model::{
 
 use crate::authorize::InboundAccess;
 use crate::balance::hashing::Places;
+use crate::egress_rule::EgressRules;
 use crate::forwarded::{Forwarded, ForwardedPort};
 use crate::gateway::GatewayPlan;
 use crate::guard::Guards;
 use crate::limit::Limits;
-use crate::outlet::Outlets;
 use crate::pattern::BadPattern;
 use crate::persistence::EndpointNames;
 use crate::route::PortRoutes;
 use crate::tag::{Lanes, TagPlan};
 use crate::tls_route::TlsRoutes;
-use crate::treatment::{PortTreatment, ServicePort};
+use crate::traffic_policy::{PortTrafficPolicy, ServicePort};
 
 /// A compiled snapshot. Unchanged parts are shared with the previous one.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct Plans {
     /// The gateway configuration, if the workload is a gateway proxy.
     pub gateway: Option<Arc<GatewayPlan>>,
     /// The egress rules; the same object while they are unchanged.
-    pub outlets: Arc<Outlets>,
+    pub egress_rules: Arc<EgressRules>,
     /// The external checks of inbound requests, if any.
     pub guards: Option<Arc<Guards>>,
 }
@@ -68,7 +68,7 @@ impl Plans {
             lanes: build_lanes(&snapshot, previous)?,
             limits: build_limits(&snapshot, previous)?,
             gateway: build_gateway(&snapshot, previous),
-            outlets: build_outlets(&snapshot, previous)?,
+            egress_rules: build_egress_rules(&snapshot, previous)?,
             guards: build_guards(&snapshot, previous)?,
             snapshot,
             services,
@@ -83,11 +83,11 @@ impl Plans {
 
     /// Returns the policies of every path to a port: those of direct calls, and those that routes of called
     /// services add.
-    pub fn treatments(&self) -> impl Iterator<Item = &Arc<PortTreatment>> {
+    pub fn traffic_policies(&self) -> impl Iterator<Item = &Arc<PortTrafficPolicy>> {
         let ports = || self.services.values().flat_map(|plan| plan.ports.values());
-        let own = ports().filter_map(|port| port.treatment.as_ref());
+        let own = ports().filter_map(|port| port.traffic_policy.as_ref());
         let forwarded = ports().filter_map(|port| port.forwarded.as_ref());
-        let forwarded = forwarded.flat_map(|it| it.ports()).map(|port| &port.treatment);
+        let forwarded = forwarded.flat_map(|it| it.ports()).map(|port| &port.traffic_policy);
         own.chain(forwarded)
     }
 
@@ -100,13 +100,13 @@ impl Plans {
     /// Returns the port that an outlier detector belongs to.
     #[must_use]
     pub fn watched_by(&self, removal: &Arc<Removal>) -> Option<&PortPlan> {
-        let is_it = |it: &PortTreatment| {
+        let is_it = |it: &PortTrafficPolicy| {
             it.removal.as_ref().is_some_and(|other| Arc::ptr_eq(other, removal))
         };
         let mut ports = self.services.values().flat_map(|plan| plan.ports.values());
-        let own = ports.find(|port| port.treatment.as_deref().is_some_and(is_it));
+        let own = ports.find(|port| port.traffic_policy.as_deref().is_some_and(is_it));
         own.or_else(|| {
-            let found = self.forwarded().find(|port| is_it(&port.treatment))?;
+            let found = self.forwarded().find(|port| is_it(&port.traffic_policy))?;
             self.services.get(&found.service)?.ports.get(&found.port)
         })
     }
@@ -123,7 +123,7 @@ fn forward(
     for (name, plan) in services.iter() {
         let before = previous.and_then(|plans| plans.services.get(name));
         for (number, port) in &plan.ports {
-            if port.treatment.is_none() && port.forwarded.is_none() {
+            if port.traffic_policy.is_none() && port.forwarded.is_none() {
                 continue;
             }
             let before = before.and_then(|plan| plan.ports.get(number)?.forwarded.as_deref());
@@ -231,7 +231,7 @@ pub struct PortPlan {
     pub endpoints: Arc<[Arc<Endpoint>]>,
     /// The traffic policies; absent if there are none. The same object while they are unchanged, so that
     /// per-thread state survives.
-    pub treatment: Option<Arc<PortTreatment>>,
+    pub traffic_policy: Option<Arc<PortTrafficPolicy>>,
     /// The hash table of the endpoints, if a policy uses consistent hashing.
     pub places: Option<Arc<Places>>,
     /// The endpoints by tag; absent if every endpoint takes all requests.
@@ -261,10 +261,12 @@ impl PortPlan {
             _ => Arc::new(PortRoutes::compile(view)?.under(retry)),
         };
         let endpoints: Arc<[Arc<Endpoint>]> = view.endpoints.as_slice().into();
-        let treatment = match old {
-            _ if view.treatment.is_empty() => None,
-            Some((before, plan)) if before.treatment == view.treatment => plan.treatment.clone(),
-            _ => Some(Arc::new(PortTreatment::new(view.treatment.clone(), subject)?)),
+        let traffic_policy = match old {
+            _ if view.traffic_policy.is_empty() => None,
+            Some((before, plan)) if before.traffic_policy == view.traffic_policy => {
+                plan.traffic_policy.clone()
+            }
+            _ => Some(Arc::new(PortTrafficPolicy::new(view.traffic_policy.clone(), subject)?)),
         };
         let places = places(view, old, &endpoints);
         let tls_routes = TlsRoutes::compile(view);
@@ -283,7 +285,7 @@ impl PortPlan {
             tls_routes,
             protocol,
             endpoints,
-            treatment,
+            traffic_policy,
             places,
             tags,
             tcp_rule,
@@ -301,7 +303,7 @@ fn places(
     endpoints: &[Arc<Endpoint>],
 ) -> Option<Arc<Places>> {
     let algorithm = |view: &PortView| {
-        let balancing = view.treatment.balancing.as_ref();
+        let balancing = view.traffic_policy.balancing.as_ref();
         balancing.map(|balancing| balancing.rule.algorithm.clone())
     };
     let wanted = algorithm(view)?;
@@ -345,15 +347,17 @@ fn build_access(
     }
 }
 
-fn build_outlets(
+fn build_egress_rules(
     snapshot: &Snapshot,
     previous: Option<&Plans>,
-) -> Result<Arc<Outlets>, BadPattern> {
+) -> Result<Arc<EgressRules>, BadPattern> {
     match previous {
-        Some(Plans { snapshot: old, outlets, .. }) if old.plan.outlets == snapshot.plan.outlets => {
-            Ok(Arc::clone(outlets))
+        Some(Plans { snapshot: old, egress_rules, .. })
+            if old.plan.egress_rules == snapshot.plan.egress_rules =>
+        {
+            Ok(Arc::clone(egress_rules))
         }
-        _ => Outlets::compile(&snapshot.plan.outlets).map(Arc::new),
+        _ => EgressRules::compile(&snapshot.plan.egress_rules).map(Arc::new),
     }
 }
 

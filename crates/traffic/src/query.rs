@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::spelling::{decoded_layers, folded_case, is_blank};
+use crate::variant::{decoded_layers, folded_case, is_blank};
 
 /// Returns the first value of a query parameter, still encoded; empty for a parameter without `=`.
 pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {

@@ -245,13 +245,13 @@ mod tests {
             (failed(Reason::Denied), safe, &[403], false),
             (failed(Reason::RequestTimeout), safe, &[504], false),
         ] {
-            let told = format!("{setback:?} {attempt:?} {codes:?}");
-            assert_eq!(retry_by_rule(&rule(codes, 2), setback, &attempt), expected, "{told}");
+            let reported = format!("{setback:?} {attempt:?} {codes:?}");
+            assert_eq!(retry_by_rule(&rule(codes, 2), setback, &attempt), expected, "{reported}");
             let third = Attempt { number: 2, ..attempt };
-            assert!(!retry_by_rule(&rule(codes, 2), setback, &third), "{told}");
-            assert!(!retry_by_rule(&rule(codes, 0), setback, &attempt), "{told}");
+            assert!(!retry_by_rule(&rule(codes, 2), setback, &third), "{reported}");
+            assert!(!retry_by_rule(&rule(codes, 0), setback, &attempt), "{reported}");
             let started = Attempt { response_started: true, ..attempt };
-            assert!(!retry_by_rule(&rule(codes, 2), setback, &started), "{told}");
+            assert!(!retry_by_rule(&rule(codes, 2), setback, &started), "{reported}");
         }
     }
 

@@ -129,7 +129,7 @@ mod tests {
             rules: Vec::new(),
             endpoints: Vec::new(),
             tls_rules,
-            treatment: leno_model::Treatment::default(),
+            traffic_policy: leno_model::TrafficPolicy::default(),
             tags: None,
             tcp_rule: None,
         })

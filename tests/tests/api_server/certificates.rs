@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::NamespaceName;
-use leno_kubernetes::guests::{Grants, keep_guests};
+use leno_kubernetes::external_principals::{Grants, keep_external_principals};
 use leno_kubernetes::install::{Options as Installing, apply, manifests, withdraw};
 use leno_kubernetes::source::{Options, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
@@ -51,10 +51,10 @@ impl Control {
             said.1,
             watch::Sender::default(),
         ));
-        let wishes = (source.guests(), leading);
-        tasks.spawn(keep_guests(client, DAY, current, wishes, outcomes));
-        let (told, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(told));
+        let desireds = (source.external_principals(), leading);
+        tasks.spawn(keep_external_principals(client, DAY, current, desireds, outcomes));
+        let (output, mut queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
         Self { authority, directory, _tasks: tasks }
     }
@@ -135,7 +135,7 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         withdraw(&server.client().await, &[].into(), |_| ()).await.unwrap();
         // Permission changes take effect in the API server with a short delay.
         let secrets: Api<Secret> = Api::namespaced(server.client_as(ACCOUNT).await, "shop");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         while secrets.get_opt("theirs").await.is_ok() {
             assert!(Instant::now() < deadline, "the right is still there");
             tokio::time::sleep(LOOK_EVERY).await;
@@ -153,5 +153,5 @@ const ACCOUNT: &str = "system:serviceaccount:leno-system:leno-control";
 const CERTS: &str = "policy.flomesh.io/v1alpha1/AccessCert";
 const SECRETS: &str = "v1/Secret";
 const DAY: Duration = Duration::from_secs(24 * 3600);
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);

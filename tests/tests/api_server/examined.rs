@@ -57,16 +57,16 @@ fn the_control_plane_is_found_wherever_it_is() {
         server.say(DEPLOYMENTS, "mesh", "leno-control", status).await;
         assert_found(&server, "control plane", ("ok", "all pods are ready, in mesh")).await;
 
-        let (told, _) = program(&server, &["check", "--kubernetes", "-o", "json"]);
-        let told: Value = serde_json::from_str(&told).unwrap();
+        let (output, _) = program(&server, &["check", "--kubernetes", "-o", "json"]);
+        let output: Value = serde_json::from_str(&output).unwrap();
         let of = |subject: &str| {
-            told.as_array().unwrap().iter().find(|it| it["subject"] == subject).unwrap().clone()
+            output.as_array().unwrap().iter().find(|it| it["subject"] == subject).unwrap().clone()
         };
         assert_eq!(of("control plane")["verdict"], "ok");
         assert_eq!(of("authority")["verdict"], "wrong");
         assert_eq!(of("authority")["remedy"], "see the log of the control plane");
-        let (told, _) = program(&server, &["check", "--kubernetes", "-n", "elsewhere"]);
-        assert!(told.contains("warning: control plane: there is none in elsewhere"), "{told}");
+        let (output, _) = program(&server, &["check", "--kubernetes", "-n", "elsewhere"]);
+        assert!(output.contains("warning: control plane: there is none in elsewhere"), "{output}");
 
         install(&server, &Options { namespace: "other".to_owned(), ..options() }).await;
         assert_found(&server, "control plane", ("wrong", "one in each of mesh, other")).await;
@@ -108,7 +108,7 @@ fn agents(ready: u32) -> Value {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_told() {
+fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
     run(async {
         let server = Server::start().await;
         install(&server, &options()).await;
@@ -146,7 +146,7 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_told() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_ends_soon_is_told() {
+fn what_ends_soon_is_reported() {
     run(async {
         let server = Server::start().await;
         install(&server, &options()).await;
@@ -175,7 +175,7 @@ fn what_ends_soon_is_told() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_webhook_that_cannot_be_asked_is_told() {
+fn a_webhook_that_cannot_be_asked_is_reported() {
     run(async {
         let server = Server::start().await;
         install(&server, &options()).await;

@@ -106,7 +106,7 @@ fn zones_of_nodes_and_what_services_ask_for_are_followed() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_is_refused_or_not_heeded_is_said_beside_namespaces_pods_and_services() {
+fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services() {
     run(async {
         let server = Server::start().await;
         server.namespace("shop").await;
@@ -137,11 +137,11 @@ fn what_is_refused_or_not_heeded_is_said_beside_namespaces_pods_and_services() {
             leading,
             watch::Sender::default(),
         ));
-        let (told, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(told));
+        let (output, mut queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
 
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         for (namespace, kind, reason, part) in [
             ("default", "Namespace", "Refused", "leno.dev/traffic-mode"),
             ("shop", "Pod", "Refused", "leno.dev/plaintext"),
@@ -165,5 +165,5 @@ fn what_is_refused_or_not_heeded_is_said_beside_namespaces_pods_and_services() {
 }
 
 const OSM: &str = "config.openservicemesh.io/v1alpha2/MeshConfig";
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);

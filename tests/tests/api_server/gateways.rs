@@ -20,7 +20,7 @@ use crate::server::{Server, run};
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_gateway_is_told_said_and_made() {
+fn a_gateway_is_reported_said_and_made() {
     run(async {
         let server = Server::start().await;
         for name in ["shop", "leno-system"] {
@@ -42,11 +42,11 @@ fn a_gateway_is_told_said_and_made() {
             Serves::Https(listeners) => listeners.iter().all(|it| !it.hosts.is_empty()),
             _ => false,
         };
-        let told = cluster.gateway("two ports and a route", |gateway| {
+        let output = cluster.gateway("two ports and a route", |gateway| {
             gateway.ports.len() == 2 && is_led(&gateway.ports[1].serves)
         });
-        let told = told.await;
-        let Serves::Https(listeners) = &told.ports[1].serves else { panic!("{told:?}") };
+        let output = output.await;
+        let Serves::Https(listeners) = &output.ports[1].serves else { panic!("{output:?}") };
         assert_eq!(listeners[0].certificates[0].chain, chain);
         assert_eq!(listeners[0].hosts[0].rules[0].backends[0].service.to_string(), "shop/listed");
         // A route references the Service only now.
@@ -135,15 +135,15 @@ impl Cluster {
             String::new(),
         );
         let settings = watch::channel(settings).1;
-        tasks.spawn(provision(server.client().await, settings, source.wishes(), leading));
-        let (told, queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(told));
+        tasks.spawn(provision(server.client().await, settings, source.desireds(), leading));
+        let (output, queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(output));
         Self { objects: BTreeMap::new(), queue, _tasks: tasks }
     }
 
     async fn until(&mut self, what: &str, is_so: impl Fn(&[&Object]) -> bool) {
         while !is_so(&self.objects.values().collect::<Vec<_>>()) {
-            let update = timeout(PATIENCE, self.queue.recv()).await;
+            let update = timeout(MAX_WAIT, self.queue.recv()).await;
             let Ok(Some(update)) = update else {
                 panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>())
             };
@@ -233,4 +233,4 @@ const CLASS: &str = "gateway.networking.k8s.io/v1/GatewayClass";
 const GATEWAY: &str = "gateway.networking.k8s.io/v1/Gateway";
 const ROUTE: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
 const MADE: &str = "leno-gateway-edge";
-const PATIENCE: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);

@@ -55,9 +55,9 @@ fn an_ingress_controller_comes_in_by_what_the_issuer_of_the_authority_signs() {
         server.apply(BACKEND, Some("shop"), "web", opening(application.port())).await;
         let mesh = Mesh::start(&server).await;
         mesh.assert_verified(&roots(&server).await, &text(&client, "tls.crt"));
-        let door = mesh.door();
-        eventually("the controller comes in", PATIENCE, || {
-            (mesh.asked(door, &client) == "here 200").then_some(())
+        let listener = mesh.listener();
+        eventually("the controller comes in", MAX_WAIT, || {
+            (mesh.asked(listener, &client) == "here 200").then_some(())
         });
     });
 }
@@ -83,7 +83,7 @@ fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
             made(&server, certificate).await;
             let directory = tempfile::tempdir().unwrap();
             let mut control = control(&server, &namespace, free_port(), directory.path());
-            assert!(!control.wait(PATIENCE).success());
+            assert!(!control.wait(MAX_WAIT).success());
             let printed = control.printed();
             assert!(printed.contains(expected), "{printed}");
         }
@@ -171,8 +171,8 @@ async fn renew(server: &Server, namespace: &str, name: &str) {
 /// Returns the roots that members trust, as published in the cluster.
 async fn roots(server: &Server) -> String {
     let map = ("v1/ConfigMap", Some("leno-system"), "leno-roots");
-    let told = server.until(map, |it| it["data"]["roots.pem"].is_string()).await;
-    told["data"]["roots.pem"].as_str().unwrap().to_owned()
+    let output = server.until(map, |it| it["data"]["roots.pem"].is_string()).await;
+    output["data"]["roots.pem"].as_str().unwrap().to_owned()
 }
 
 /// Returns a value of a Secret.
@@ -205,7 +205,7 @@ impl Mesh {
         server.pod("web-1", "127.0.0.1").await;
         let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
         let control = control(server, "leno-system", port, &directory.path().join("control"));
-        control.wait_for_line("control plane ready", PATIENCE);
+        control.wait_for_line("control plane ready", MAX_WAIT);
 
         let shown = directory.path().join("token");
         fs::write(&shown, token(server).await).unwrap();
@@ -245,26 +245,26 @@ impl Mesh {
     }
 
     /// Returns the sidecar's inbound port for the application.
-    fn door(&self) -> u16 {
+    fn listener(&self) -> u16 {
         let data = self.directory.path().join("control");
         let look = || {
             let mut command = leno();
             command.args(["get", "workloads", "-o", "json", "--data"]).arg(&data);
-            let told: Value = serde_json::from_slice(&command.output().ok()?.stdout).ok()?;
-            let listeners = told[0]["listeners"].as_object()?.values().next()?.as_str()?;
+            let output: Value = serde_json::from_slice(&command.output().ok()?.stdout).ok()?;
+            let listeners = output[0]["listeners"].as_object()?.values().next()?.as_str()?;
             listeners.rsplit(':').next()?.parse().ok()
         };
-        eventually("the sidecar has a door", PATIENCE, look).0
+        eventually("the sidecar has a door", MAX_WAIT, look).0
     }
 
     /// Returns the application's response to an external client with such a certificate.
-    fn asked(&self, door: u16, client: &Value) -> String {
+    fn asked(&self, listener: u16, client: &Value) -> String {
         let file = |key: &str| self.file(key, &text(client, key));
-        let url = format!("https://web.shop.cluster.local:{door}/");
+        let url = format!("https://web.shop.cluster.local:{listener}/");
         let mut curl = Command::new("curl");
         curl.args(["-s", "-w", " %{http_code}", "--tlsv1.3", "--cacert"]).arg(file("ca.crt"));
         curl.arg("--cert").arg(file("tls.crt")).arg("--key").arg(file("tls.key"));
-        curl.arg("--resolve").arg(format!("web.shop.cluster.local:{door}:127.0.0.1")).arg(url);
+        curl.arg("--resolve").arg(format!("web.shop.cluster.local:{listener}:127.0.0.1")).arg(url);
         String::from_utf8(curl.output().unwrap().stdout).unwrap()
     }
 }
@@ -286,4 +286,4 @@ const CERTIFICATE: &str = "cert-manager.io/v1/Certificate";
 const ISSUER: &str = "cert-manager.io/v1/ClusterIssuer";
 const BACKEND: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
 const SECRET: &str = "v1/Secret";
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -133,7 +133,7 @@ fn kinds_come_later_and_their_last_good_objects_stay() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_may_not_be_read_is_told_and_the_rest_is_read() {
+fn what_may_not_be_read_is_reported_and_the_rest_is_read() {
     run(async {
         let server = Server::start().await;
         server.namespace("shop").await;

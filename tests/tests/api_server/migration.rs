@@ -7,7 +7,7 @@ use crate::server::{Server, run};
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_cluster_is_told_what_of_another_mesh_would_be_kept() {
+fn a_cluster_is_reported_what_of_another_mesh_would_be_kept() {
     run(async {
         let server = Server::start().await;
         let marks = json!({"annotations": {

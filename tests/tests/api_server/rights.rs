@@ -25,7 +25,7 @@ fn domain() -> TrustDomain {
 
 /// Returns the authority once the API server has applied the account's permissions.
 async fn established(authority: &mut SharedAuthority) -> AuthoritySource {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + MAX_WAIT;
     loop {
         match authority.establish().await {
             Ok(source) => return source,
@@ -70,7 +70,7 @@ fn the_authority_is_made_followed_and_changed() {
             .until((SECRETS, Some("mesh"), "leno-authority"), |it| it["data"] != made["data"])
             .await;
         server.until((MAPS, Some("mesh"), "leno-roots"), |it| roots(it) == 2).await;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         while rotation("two").stage() != rotation("one").stage() {
             assert!(Instant::now() < deadline, "the other replica does not follow");
             tokio::time::sleep(LOOK_EVERY).await;
@@ -99,16 +99,16 @@ fn the_certificates_of_the_webhook_are_replaced_and_published() {
             domain(),
             String::new(),
         );
-        let (_settings, told) = watch::channel(settings);
+        let (_settings, output) = watch::channel(settings);
         let (_stop, stop) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let listen = ListenOptions { address, client_ca: None };
-        tasks.spawn(serve(server.client_as(ACCOUNT).await, listen, told, stop));
+        tasks.spawn(serve(server.client_as(ACCOUNT).await, listen, output, stop));
         let certificate = |it: &Value| it["data"]["ca.crt"].clone();
         let is_new = |it: &Value| certificate(it) != data["ca.crt"];
         let new = certificate(&server.until((SECRETS, Some("mesh"), "leno-webhook"), is_new).await);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         loop {
             let found = server.find(WEBHOOKS, None, INJECTOR).await.unwrap();
             let webhooks = found["webhooks"].as_array().unwrap();
@@ -125,5 +125,5 @@ const ACCOUNT: &str = "system:serviceaccount:mesh:leno-control";
 const SECRETS: &str = "v1/Secret";
 const MAPS: &str = "v1/ConfigMap";
 const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);

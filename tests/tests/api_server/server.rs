@@ -67,7 +67,7 @@ impl Server {
         let words: Vec<&String> = words.iter().filter(|word| !word.is_empty()).collect();
         assert!(Command::new("kill").args(["-9", &id.to_string()]).status().unwrap().success());
         let running = PathBuf::from(format!("/proc/{id}/cwd"));
-        eventually("the API server has ended", PATIENCE, || (!running.exists()).then_some(()));
+        eventually("the API server has ended", MAX_WAIT, || (!running.exists()).then_some(()));
         let log = fs::File::create(at("apiserver-2.log")).unwrap();
         let child = Command::new(program)
             .arg0(words[0])
@@ -80,7 +80,7 @@ impl Server {
         fs::write(at("apiserver.pid"), child.id().to_string()).unwrap();
         self.again = Some(child);
         let admin = self.client().await;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         let ready = || http::Request::get("/readyz").body(Vec::new()).unwrap();
         while admin.request_text(ready()).await.is_err() {
             let log = || fs::read_to_string(at("apiserver-2.log")).unwrap_or_default();
@@ -103,7 +103,7 @@ impl Server {
         object["kind"] = json!(resource.kind);
         object["metadata"]["name"] = json!(name);
         let parameters = PatchParams::apply("test").force();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         while let Err(error) = api.patch(name, &parameters, &Patch::Apply(&object)).await {
             assert!(Instant::now() < deadline, "{kind} {name}: {error}");
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -144,7 +144,7 @@ impl Server {
         object["kind"] = json!(resource.kind);
         object["metadata"]["name"] = json!(name);
         let path = format!("/apis/{version}/namespaces/{namespace}/{many}?fieldValidation=Ignore");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         loop {
             let request = http::Request::post(&path)
                 .header("content-type", "application/json")
@@ -180,7 +180,7 @@ impl Server {
     pub(crate) async fn delete(&self, kind: &str, namespace: Option<&str>, name: &str) {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api(kind, namespace).0.delete(name, &at_once).await.unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         while self.find(kind, namespace, name).await.is_some() {
             assert!(Instant::now() < deadline, "{kind} {name} stays");
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -240,7 +240,7 @@ impl Server {
         let name = format!("{many}.{group}");
         self.apply("apiextensions.k8s.io/v1/CustomResourceDefinition", None, &name, definition)
             .await;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         let has = |all: kube::Result<_>| {
             let all: APIResourceList = all.ok()?;
             all.resources.iter().any(|it| it.name == many).then_some(())
@@ -273,7 +273,7 @@ impl Server {
         (kind, namespace, name): (&str, Option<&str>, &str),
         is_so: impl Fn(&Value) -> bool,
     ) -> Value {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         loop {
             let object = self.find(kind, namespace, name).await.unwrap_or_default();
             if is_so(&object) {
@@ -357,5 +357,5 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster/envtest.sh")
 }
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(100);

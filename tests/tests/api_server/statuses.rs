@@ -180,8 +180,8 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
         tasks.spawn(hold(client.clone(), writer, leads, watch::channel(false).1));
         let unwritten = watch::Sender::default();
         tasks.spawn(keep_statuses(client, (*name).to_owned(), statements, leading, unwritten));
-        let (told, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(told));
+        let (output, mut queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
     }
     tasks
@@ -189,7 +189,7 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
 
 /// Waits for the first event of the namespace and returns it.
 async fn event(server: &Server) -> Value {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + MAX_WAIT;
     loop {
         if let Some(event) = server.events("shop").await.into_iter().next() {
             return event;
@@ -215,5 +215,5 @@ const ROUTES: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
 const GRPC_ROUTES: &str = "gateway.networking.k8s.io/v1/GRPCRoute";
 const SPLITS: &str = "split.smi-spec.io/v1alpha4/TrafficSplit";
 const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -33,9 +33,9 @@ impl World {
     /// Follows a source.
     pub(crate) fn of(source: Source) -> Self {
         let progress = source.progress();
-        let (told, queue) = mpsc::channel(4);
+        let (output, queue) = mpsc::channel(4);
         let mut tasks = JoinSet::new();
-        tasks.spawn(source.follow(told));
+        tasks.spawn(source.follow(output));
         Self {
             objects: BTreeMap::new(),
             rejected: Vec::new(),
@@ -51,7 +51,7 @@ impl World {
     /// Applies updates until a condition is true.
     pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         while !is_so(self) {
-            let update = timeout(PATIENCE, self.queue.recv()).await;
+            let update = timeout(MAX_WAIT, self.queue.recv()).await;
             match update {
                 Ok(Some(update)) => self.take(update),
                 _ => panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>()),
@@ -78,4 +78,4 @@ impl World {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);

@@ -4,7 +4,7 @@ use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn meshed_pods_speak_and_strangers_do_not() {
+fn meshed_pods_speak_and_external_clients_do_not() {
     let meshed = Namespace::new("permissive", Injection::Enabled);
     let strange = Namespace::new("stranger", Injection::Disabled);
     meshed.http_server("server", 1);

@@ -32,34 +32,35 @@ spec:
 }
 
 /// Returns a namespace outside the mesh, and the URL of a gateway from there.
-pub(crate) fn strangers_at(address: &str) -> (Namespace, String) {
-    let strangers = Namespace::new("strangers", Injection::Disabled);
-    strangers.client("stranger");
-    strangers.wait_ready();
+pub(crate) fn external_clients_at(address: &str) -> (Namespace, String) {
+    let external_clients = Namespace::new("strangers", Injection::Disabled);
+    external_clients.client("stranger");
+    external_clients.wait_ready();
     let url = format!("http://{address}/");
-    strangers.expect_curl("stranger", &[&url], 0, 200);
-    (strangers, url)
+    external_clients.expect_curl("stranger", &[&url], 0, 200);
+    (external_clients, url)
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn strangers_come_in_by_a_gateway_alone() {
-    let strangers = Namespace::new("strangers", Injection::Disabled);
-    strangers.client("stranger");
+fn external_clients_come_in_by_a_gateway_alone() {
+    let external_clients = Namespace::new("strangers", Injection::Disabled);
+    external_clients.client("stranger");
     for injection in [Injection::Enabled, Injection::Disabled] {
         let namespace = Namespace::new("gateway", injection);
         namespace.http_server("server", 2);
         let address = gateway(&namespace);
         namespace.wait_ready();
-        strangers.wait_ready();
+        external_clients.wait_ready();
         let url = format!("http://{address}/");
         eventually("the route is in force", Duration::from_secs(120), || {
-            (strangers.curl("stranger", &[&url]).status == 200).then_some(())
+            (external_clients.curl("stranger", &[&url]).status == 200).then_some(())
         });
-        let elsewhere = strangers.curl("stranger", &["-H", "x-a: b", &format!("{url}anything")]);
-        assert_eq!((elsewhere.exit, elsewhere.status), (0, 200), "{injection:?}");
+        let other_place =
+            external_clients.curl("stranger", &["-H", "x-a: b", &format!("{url}anything")]);
+        assert_eq!((other_place.exit, other_place.status), (0, 200), "{injection:?}");
         let name = format!("http://server.{}/", namespace.name());
-        let straight = strangers.curl("stranger", &[&name]);
+        let straight = external_clients.curl("stranger", &[&name]);
         match injection {
             // Mutual TLS is required there.
             Injection::Enabled => assert_ne!(straight.exit, 0),
@@ -75,8 +76,8 @@ fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
     namespace.http_server("server", 2);
     let address = gateway(&namespace);
     namespace.wait_ready();
-    let (strangers, url) = strangers_at(&address);
-    let load = Load::start(&strangers, &url);
+    let (external_clients, url) = external_clients_at(&address);
+    let load = Load::start(&external_clients, &url);
     for deployment in ["deployment/server", "deployment/leno-gateway-front"] {
         printed(&namespace.kubectl(&["rollout", "restart", deployment]));
         printed(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));
@@ -117,21 +118,21 @@ fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
     namespace.http_server("server", 1);
     let address = gateway(&namespace);
     namespace.wait_ready();
-    let (strangers, url) = strangers_at(&address);
+    let (external_clients, url) = external_clients_at(&address);
     namespace.apply(PARTLY_MESHED);
     namespace.wait_ready();
     let condition = ["get", "jwtvalidation.leno.dev/server", "-o"];
     let enforced = "jsonpath={.status.conditions[?(@.type==\"Enforced\")].status} {.status.conditions[?(@.type==\"Enforced\")].message}";
     eventually("the policy reports the pod", Duration::from_secs(60), || {
-        let told = printed(&namespace.kubectl(&[&condition[..], &[enforced]].concat()));
-        (told.starts_with("False ") && told.ends_with(&format!("{}/plain", namespace.name())))
+        let output = printed(&namespace.kubectl(&[&condition[..], &[enforced]].concat()));
+        (output.starts_with("False ") && output.ends_with(&format!("{}/plain", namespace.name())))
             .then_some(())
     });
-    strangers.expect_curl("stranger", &[&url], 0, 401);
-    let answers = strangers.curls("stranger", 200, &[&url]);
+    external_clients.expect_curl("stranger", &[&url], 0, 401);
+    let answers = external_clients.curls("stranger", 200, &[&url]);
     let answered: Vec<_> = answers.iter().filter(|it| it.status != 401).collect();
     assert_eq!((answers.len(), answered), (200, Vec::new()));
     // Without the meshed Pod, no endpoint is left.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
-    strangers.expect_curl("stranger", &[&url], 0, 503);
+    external_clients.expect_curl("stranger", &[&url], 0, 503);
 }

@@ -18,8 +18,6 @@ mod empty;
 #[cfg(test)]
 mod ensembles;
 #[cfg(test)]
-mod entrances;
-#[cfg(test)]
 mod exclusions;
 #[cfg(test)]
 mod gateways;
@@ -29,6 +27,8 @@ mod injection;
 mod joining;
 #[cfg(test)]
 mod limits;
+#[cfg(test)]
+mod listener_kinds;
 #[cfg(test)]
 mod migration;
 #[cfg(test)]

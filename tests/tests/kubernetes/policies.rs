@@ -110,7 +110,7 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
     let namespace = Namespace::with_metadata("astray", strict);
-    let elsewhere = Namespace::new("elsewhere", Injection::Disabled);
+    let other_place = Namespace::new("elsewhere", Injection::Disabled);
     let member = Namespace::new("member", Injection::Enabled);
     namespace.http_server("server", 1);
     namespace.client("one");
@@ -129,7 +129,7 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     assert!(said.contains("is not the namespace of the TrafficTarget"), "{said}");
     assert_eq!(printed(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
     // Outside the mesh they are accepted without effect, as in OSM with its webhook disabled.
-    elsewhere.apply(&targets);
+    other_place.apply(&targets);
     // An object applied after them is in force, so they have been read.
     let (_, last) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
     namespace.apply(last);

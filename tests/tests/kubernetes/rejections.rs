@@ -48,7 +48,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
         let with = |text: &String| notes.iter().filter(|note| note.contains(text)).count();
         expected.each_ref().map(with)
     };
-    let (notes, _) = eventually("each client has an event", PATIENCE, || {
+    let (notes, _) = eventually("each client has an event", MAX_WAIT, || {
         let notes = rejections(&guarded, pod);
         count(&notes).iter().all(|count| *count > 0).then_some(notes)
     });
@@ -71,7 +71,7 @@ fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
     namespace.expect_curl("by-port", &["http://server/"], 56, 0);
     let servers = namespace.pods("server");
     let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
-    let (notes, _) = eventually("the client has an event", PATIENCE, || {
+    let (notes, _) = eventually("the client has an event", MAX_WAIT, || {
         Some(rejections(&namespace, pod)).filter(|notes| !notes.is_empty())
     });
     let expected =
@@ -129,7 +129,7 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
         let set = Command::new("nsenter").args(["-t", &process, "-n"]).args(blackhole).status();
         assert!(set.unwrap().success(), "{address}");
     }
-    eventually("the sidecar without a connection is reported", PATIENCE, || {
+    eventually("the sidecar without a connection is reported", MAX_WAIT, || {
         found().contains(&name).then_some(())
     });
     // The sidecar continues with its last configuration.
@@ -138,4 +138,4 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
     assert!(!found().contains(&server), "{}", found());
 }
 
-const PATIENCE: Duration = Duration::from_secs(180);
+const MAX_WAIT: Duration = Duration::from_secs(180);

@@ -55,7 +55,7 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
     let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
     namespace.expect_reached("front", &["http://web/"], &servers);
     let pods = control_planes();
-    eventually("each sidecar is connected to one control plane", PATIENCE, || {
+    eventually("each sidecar is connected to one control plane", MAX_WAIT, || {
         (pods.iter().map(|pod| sidecars(pod, &namespace).len()).sum::<usize>() == 5).then_some(())
     });
     let service = format!("{}/web", namespace.name());
@@ -95,7 +95,7 @@ fn a_tap_that_lost_its_client_ends() {
     namespace.wait_ready();
     let front = format!("{}/front", namespace.name());
     let has_front = |pod: &String| sidecars(pod, &namespace).contains(&front);
-    let (pod, _) = eventually("the sidecar is connected", PATIENCE, || {
+    let (pod, _) = eventually("the sidecar is connected", MAX_WAIT, || {
         control_planes().into_iter().find(has_front)
     });
     let service = format!("{}/web", namespace.name());
@@ -116,7 +116,7 @@ fn a_tap_that_lost_its_client_ends() {
             .stdin(Stdio::piped())
             .stdout(Stdio::null());
         let mut client = client.spawn().expect("kubectl runs");
-        eventually("the tap is open", PATIENCE, || (taps()? == 1).then_some(()));
+        eventually("the tap is open", MAX_WAIT, || (taps()? == 1).then_some(()));
         // Input that ends in the first second of a tap is inconclusive: a few queries take longer.
         for _ in 0..LOOKS {
             assert_eq!(taps(), Some(1), "it is open while its client lives");
@@ -124,10 +124,10 @@ fn a_tap_that_lost_its_client_ends() {
         // The client exits without closing its connection to the API server.
         client.kill().expect("it runs");
         client.wait().expect("it has ended");
-        eventually("no tap is open", PATIENCE, || (taps()? == 0).then_some(()));
+        eventually("no tap is open", MAX_WAIT, || (taps()? == 0).then_some(()));
     }
 }
 
 /// Each query of a sidecar's taps runs two commands in Pods, each of which takes at least a tenth of a second.
 const LOOKS: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);

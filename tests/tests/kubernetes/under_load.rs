@@ -69,8 +69,8 @@ spec:
         });
         let mark = format!("{MARK}={}", self.namespace.name());
         let process = process("environ", &mark).expect("the load goes on until it is told to end");
-        let told = Command::new("kill").args(["-INT", &process.to_string()]).status().unwrap();
-        assert!(told.success());
+        let output = Command::new("kill").args(["-INT", &process.to_string()]).status().unwrap();
+        assert!(output.success());
         eventually("the load ends", Duration::from_secs(60), || {
             let ended = "jsonpath={.status.succeeded}{.status.failed}";
             let state = printed(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));

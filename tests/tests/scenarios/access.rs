@@ -8,7 +8,7 @@ use leno_tests::{Application, Connection, Mesh, Response, eventually, free_port,
 
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
     stock: Application,
 }
 
@@ -20,24 +20,24 @@ fn config(mode: &str, more: &str) -> String {
     )
 }
 
-fn manifests(config: &str, stock: &str, (port, door): (u16, u16)) -> String {
+fn manifests(config: &str, stock: &str, (port, listener): (u16, u16)) -> String {
     let account = "  serviceAccount: stock\n";
     let with = server("stock", port, &[]).replace(account, &format!("{account}{stock}"));
-    [config, &with, &client("web", &[], &[("stock", door)])].concat()
+    [config, &with, &client("web", &[], &[("stock", listener)])].concat()
 }
 
 impl Shop {
     /// Starts a strict mesh in which no policy allows `web` to call `stock`.
     fn open() -> Self {
         let stock = Application::echo();
-        let (port, door) = (stock.port(), free_port());
-        let mesh = Mesh::up(&manifests(&config("strict", ""), "", (port, door)));
-        Self { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)), stock }
+        let (port, listener) = (stock.port(), free_port());
+        let mesh = Mesh::up(&manifests(&config("strict", ""), "", (port, listener)));
+        Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
     /// Rewrites the manifests: the mesh settings, and further fields of `stock-1`.
     fn rewrite(&self, config: &str, stock: &str) {
-        let ports = (self.stock.port(), self.door.port());
+        let ports = (self.stock.port(), self.listener.port());
         self.mesh.write("mesh.yaml", &manifests(config, stock, ports));
     }
 
@@ -45,7 +45,7 @@ impl Shop {
     fn turns(&self, path: &str, expected: (u16, Option<&str>)) {
         let is = |answer: &Response| (answer.status, answer.reason()) == expected;
         let what = format!("{path} is answered {expected:?}");
-        eventually(&what, PATIENCE, || get(self.door, path).ok().filter(is));
+        eventually(&what, MAX_WAIT, || get(self.listener, path).ok().filter(is));
     }
 
     /// Returns the audit mode count for a reason.
@@ -77,14 +77,14 @@ fn audit_counts_what_strict_would_deny_until_it_is_strict() {
     shop.turns("/items", (200, None));
     let before = shop.audited("denied");
     assert!(before >= 1.0, "{before}");
-    let mut connection = Connection::open(shop.door).unwrap();
+    let mut connection = Connection::open(shop.listener).unwrap();
     for _ in 0..5 {
         assert_eq!(connection.get("/items").unwrap().status, 200);
     }
     assert_eq!(shop.audited("denied") - before, 5.0);
-    let told = shop.explained("/items");
-    assert!(told.contains("allowed by audit mode; in strict mode 403 denied"), "{told}");
-    assert!(told.contains("verdict   200-range"), "{told}");
+    let output = shop.explained("/items");
+    assert!(output.contains("allowed by audit mode; in strict mode 403 denied"), "{output}");
+    assert!(output.contains("verdict   200-range"), "{output}");
     // The workload's own mode precedes that of its namespace.
     shop.rewrite(&audited, "  trafficMode: strict\n");
     shop.turns("/items", (403, Some("denied-outbound")));
@@ -110,7 +110,7 @@ spec:
     let admin = "{name: admin, requests: [{path: {value: /items/admin}}]}";
     shop.mesh.write("policy.yaml", &policy(admin));
     shop.turns("/items/1", (200, None));
-    let mut connection = Connection::open(shop.door).unwrap();
+    let mut connection = Connection::open(shop.listener).unwrap();
     for (path, status, reason) in [
         ("/items/1", 200, None),
         ("/items/admin", 403, Some("denied-by-policy")),
@@ -121,11 +121,11 @@ spec:
         let answer = connection.get(path).unwrap();
         assert_eq!((answer.status, answer.reason()), (status, reason), "{path}");
     }
-    let told = shop.explained("/items/1");
-    assert!(told.contains("allowed by the AccessPolicy shop/guard rule reads"), "{told}");
-    let told = shop.explained("/items/admin");
+    let output = shop.explained("/items/1");
+    assert!(output.contains("allowed by the AccessPolicy shop/guard rule reads"), "{output}");
+    let output = shop.explained("/items/admin");
     let denied = "403 denied-by-policy (the AccessPolicy shop/guard rule admin denies it)";
-    assert!(told.contains(denied), "{told}");
+    assert!(output.contains(denied), "{output}");
     // The connection stays open, and its requests are subject to the current rules.
     shop.mesh.write("policy.yaml", &policy("{from: [{serviceAccount: web}]}"));
     shop.turns("/items/1", (403, Some("denied-by-policy")));
@@ -137,11 +137,12 @@ spec:
 #[test]
 fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
     let stock = Application::echo();
-    let door = free_port();
+    let listener = free_port();
     let tcp = server_of("stock", (stock.port(), "TCP"), &[]);
-    let mesh = [config("permissive", ""), tcp, client("web", &[], &[("stock", door)])].concat();
+    let mesh = [config("permissive", ""), tcp, client("web", &[], &[("stock", listener)])].concat();
     let mesh = Mesh::up(&mesh);
-    let mut connection = Connection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, door))).unwrap();
+    let mut connection =
+        Connection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, listener))).unwrap();
     assert_eq!(connection.get("/items").unwrap().status, 200);
     let policy = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
                   metadata: {name: guard, namespace: shop}\n\
@@ -151,4 +152,4 @@ fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
     assert!(ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

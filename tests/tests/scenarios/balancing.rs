@@ -12,7 +12,7 @@ use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
 struct Shop {
     mesh: Mesh,
     instances: Vec<Application>,
-    door: u16,
+    listener: u16,
 }
 
 fn instance(number: usize, port: u16) -> String {
@@ -29,8 +29,8 @@ spec: {{serviceAccount: stock, ports: [{{name: main, port: {port}, protocol: HTT
 fn shop(policy: &str) -> Shop {
     let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
     let instances: Vec<Application> = (0..4).map(answer).collect();
-    let door = free_port();
-    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("stock", door)]);
+    let listener = free_port();
+    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("stock", listener)]);
     for (number, application) in instances.iter().enumerate() {
         manifests += &instance(number, application.port());
     }
@@ -45,14 +45,14 @@ spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main
          metadata: {{name: stock, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n{policy}"
     );
     write!(manifests, "{service}{policy}").expect("writing to a String never fails");
-    Shop { mesh: Mesh::up(&manifests), instances, door }
+    Shop { mesh: Mesh::up(&manifests), instances, listener }
 }
 
 impl Shop {
     /// Opens a connection to the listener: its requests are handled by one data thread.
     fn connect(&self) -> Connection {
-        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, self.door));
-        Connection::open(door).expect("the door is open")
+        let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, self.listener));
+        Connection::open(listener).expect("the door is open")
     }
 
     /// Returns the instance that serves a user.
@@ -82,7 +82,7 @@ fn counts(answers: &[String]) -> BTreeMap<&str, usize> {
 #[test]
 fn in_turn_each_gets_the_same() {
     let shop = shop("  algorithm: RoundRobin\n");
-    eventually("all four are there", PATIENCE, || {
+    eventually("all four are there", MAX_WAIT, || {
         let mut connection = shop.connect();
         let answers: Vec<String> = (0..40).map(|_| shop.serves(&mut connection, 0)).collect();
         counts(&answers).values().all(|count| *count == 10).then_some(())
@@ -93,7 +93,7 @@ fn in_turn_each_gets_the_same() {
 fn a_user_keeps_an_instance_until_it_leaves_and_gets_it_back() {
     for algorithm in ["Maglev", "RingHash"] {
         let shop = shop(&format!("  algorithm: {algorithm}\n  key: {{cookie: user}}\n"));
-        let (before, _) = eventually("all four are there", PATIENCE, || {
+        let (before, _) = eventually("all four are there", MAX_WAIT, || {
             let map = shop.map(200);
             (counts(&map).len() == 4).then_some(map)
         });
@@ -104,15 +104,15 @@ fn a_user_keeps_an_instance_until_it_leaves_and_gets_it_back() {
         let port = shop.instances[2].port();
         let manifests = std::fs::read_to_string(shop.mesh.file("mesh.yaml")).expect("it is there");
         shop.mesh.write("mesh.yaml", &manifests.replace(&instance(2, port), ""));
-        let (after, _) = eventually("one is gone", PATIENCE, || {
+        let (after, _) = eventually("one is gone", MAX_WAIT, || {
             let map = shop.map(200);
             (!map.contains(&"2".to_owned())).then_some(map)
         });
         let moved = before.iter().zip(&after).filter(|(was, is)| was != is && *was != "2").count();
         assert!(moved <= 16, "{algorithm}: {moved} moved");
         shop.mesh.write("mesh.yaml", &manifests);
-        eventually("everybody is back", PATIENCE, || (shop.map(200) == before).then_some(()));
+        eventually("everybody is back", MAX_WAIT, || (shop.map(200) == before).then_some(()));
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -181,23 +181,23 @@ fn nothing_is_left_running_when_it_is_interrupted() {
     let mut command = leno();
     command.args(["bench", "sidecar", "--contenders", "leno", "--duration", "60s"]);
     let mut bench = Program::start("leno bench", &mut command);
-    bench.wait_for_line("leno, repeat 1", PATIENCE);
+    bench.wait_for_line("leno, repeat 1", MAX_WAIT);
     // Control plane, two sidecars, backend and load generator.
-    let (started, _) = eventually("everything runs", PATIENCE, || {
+    let (started, _) = eventually("everything runs", MAX_WAIT, || {
         let started = children(bench.pid());
         (started.len() == 5).then_some(started)
     });
     bench.signal(Signal::INT);
-    assert!(!bench.wait(PATIENCE).success());
+    assert!(!bench.wait(MAX_WAIT).success());
     assert!(bench.printed().contains("stopped before the end"), "{}", bench.printed());
     for child in started {
-        eventually(&format!("{} has ended", child.command), PATIENCE, || {
+        eventually(&format!("{} has ended", child.command), MAX_WAIT, || {
             (!is_running(child.pid)).then_some(())
         });
     }
 }
 
 const SHORT: [&str; 6] = ["--duration", "2s", "--warmup", "200ms", "--repeats", "1"];
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Background, lines, text and antialiasing.
 const COLOURS_MIN: usize = 8;

@@ -23,12 +23,12 @@ spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
     {
         assert!(listed.contains(&format!("leno-bug-report/{part}")), "{part}: {listed}");
     }
-    let told = Command::new("tar").arg("-xzOf").arg(&report).output().unwrap();
-    let told = String::from_utf8_lossy(&told.stdout);
+    let printed = Command::new("tar").arg("-xzOf").arg(&report).output().unwrap();
+    let printed = String::from_utf8_lossy(&printed.stdout);
     for secret in ["swordfish", "PRIVATE KEY", "leno-join-"] {
-        assert!(!told.contains(secret), "{secret} is in the report");
+        assert!(!printed.contains(secret), "{secret} is in the report");
     }
-    assert!(told.contains("\"api-token\": \"[redacted]\""), "the name is kept: {told}");
+    assert!(printed.contains("\"api-token\": \"[redacted]\""), "the name is kept: {printed}");
     assert!(!ask(&mesh, &report).status.success(), "a file that was there is written over");
 }
 

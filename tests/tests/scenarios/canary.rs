@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The service `api` with a route to `api-v1` and `api-v2`, each with its own instances.
 struct Canary {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
 }
 
 const BOTH: [(&str, u32); 2] = [("api-v1", 80), ("api-v2", 20)];
@@ -65,8 +65,8 @@ fn policy(kind: &str, target: &str, spec: &str) -> String {
 
 /// Starts the mesh; `instances` has the version and application of each instance.
 fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Canary {
-    let door = free_port();
-    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("api", door)]);
+    let listener = free_port();
+    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("api", listener)]);
     for (number, (version, application)) in instances.iter().enumerate() {
         write!(
             manifests,
@@ -81,21 +81,21 @@ fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Ca
     manifests += &service("api-v1", "app: api, version: v1");
     manifests += &service("api-v2", "app: api, version: v2");
     let mesh = Mesh::up(&(manifests + route + policies));
-    Canary { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)) }
+    Canary { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)) }
 }
 
 impl Canary {
     /// Returns the status of a request, and the mesh's reason.
     fn verdict(&self, path: &str) -> (u16, Option<String>) {
-        let answer = get(self.door, path).expect("the door answers");
+        let answer = get(self.listener, path).expect("the door answers");
         (answer.status, answer.reason().map(str::to_owned))
     }
 
     /// Starts a request that an application holds; `received` counts the requests that reach one.
     fn hold(&self, received: impl Fn() -> usize) -> Connection {
         let before = received();
-        eventually("a request is held", PATIENCE, || {
-            let mut connection = Connection::open(self.door).expect("the door is open");
+        eventually("a request is held", MAX_WAIT, || {
+            let mut connection = Connection::open(self.listener).expect("the door is open");
             let request = "GET /hold HTTP/1.1\r\nhost: test\r\n\r\n";
             connection.send(request).expect("it takes a request");
             while received() == before {
@@ -158,7 +158,7 @@ fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind
             canary(&[("v1", &v1), ("v2", &v2)], &route(kind, &[BOTH[0], ("api-v2", 80)]), &limit);
         assert!(canary.check().contains("0 warnings"), "{kind}: {}", canary.check());
         assert_eq!(canary.in_force("CircuitBreaker"), (true, String::new()), "{kind}");
-        eventually("both backends answer", PATIENCE, || {
+        eventually("both backends answer", MAX_WAIT, || {
             canary.verdict("/");
             let both = one.load(Ordering::SeqCst) > 0 && two.load(Ordering::SeqCst) > 0;
             both.then_some(())
@@ -205,7 +205,7 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
     let instances = [("v1", &broken), ("v1", &well), ("v2", &v2)];
     let canary = canary(&instances, &route("HTTPRoute", &BOTH), &policies.concat());
     // One connection uses one data thread, which has its own counters.
-    let mut connection = Connection::open(canary.door).expect("the door is open");
+    let mut connection = Connection::open(canary.listener).expect("the door is open");
     let statuses: Vec<u16> =
         (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
@@ -222,7 +222,7 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
     let balancing = policy("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
     let instances: Vec<(&str, &Application)> = applications.iter().map(|it| ("v1", it)).collect();
     let canary = canary(&instances, &route("HTTPRoute", &[("api-v1", 1)]), &balancing);
-    let mut connection = Connection::open(canary.door).expect("the door is open");
+    let mut connection = Connection::open(canary.listener).expect("the door is open");
     let mut serves = |user: usize| {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
@@ -231,7 +231,7 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
     let mut map = || -> Vec<Vec<u8>> { (0..24).map(&mut serves).collect() };
     // Users of an instance that is not ready yet are served by another.
     let all = |map: &[Vec<u8>]| map.iter().collect::<HashSet<_>>().len() == applications.len();
-    eventually("each instance serves users", PATIENCE, || all(&map()).then_some(()));
+    eventually("each instance serves users", MAX_WAIT, || all(&map()).then_some(()));
     let first = map();
     for _ in 0..4 {
         assert_eq!(map(), first);
@@ -247,7 +247,7 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
     let route = route("HTTPRoute", &[("api-v1", 1)]);
     let canary = canary(&[("v1", &mute), ("v1", &well)], &route, &hedging);
     let sidecar = canary.mesh.sidecar("shop/web-1");
-    eventually("a second attempt wins", PATIENCE, || {
+    eventually("a second attempt wins", MAX_WAIT, || {
         assert_eq!(canary.verdict("/").0, 200);
         (sidecar.metric("leno_hedges_won_total") > 0.0).then_some(())
     });
@@ -280,4 +280,4 @@ fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -22,17 +22,17 @@ fn at(port: u16) -> SocketAddr {
 }
 
 /// Returns a client with another listener.
-fn other_client(door: u16) -> String {
+fn other_client(listener: u16) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: client-2, namespace: bookinfo}}\n\
-         spec: {{serviceAccount: client, outbound: [{{service: ratings, port: 9080, listen: \"127.0.0.1:{door}\"}}]}}\n"
+         spec: {{serviceAccount: client, outbound: [{{service: ratings, port: 9080, listen: \"127.0.0.1:{listener}\"}}]}}\n"
     )
 }
 
 /// Other programs use the port of a listener, and the port of an application.
 #[test]
 fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
-    let (foreign_door, foreign) = (Application::echo(), Application::echo());
+    let (foreign_listener, foreign) = (Application::echo(), Application::echo());
     let port = foreign.port();
     // It loads only one module, so it exits immediately while the port is in use, even on a busy machine.
     let program = format!(
@@ -41,9 +41,9 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
          [(c.recv(65536), c.sendall(answer), c.close()) for c, _ in iter(s.accept, None)]"
     );
     let command = format!("[\"python3\", \"-I\", \"-S\", \"-c\", \"{program}\"]");
-    let door = free_port();
-    let manifests = manifest(&command, port, foreign_door.port(), "permissive");
-    let mesh = Mesh::up(&format!("{manifests}{}", other_client(door)));
+    let listener = free_port();
+    let manifests = manifest(&command, port, foreign_listener.port(), "permissive");
+    let mesh = Mesh::up(&format!("{manifests}{}", other_client(listener)));
     let first = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
     assert!(
         first.contains("but 1 listener is closed and 1 application does not stay up"),
@@ -51,7 +51,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     );
     // No request is forwarded to the process that has the port.
     for _ in 0..20 {
-        let response = get(at(door), "/").unwrap();
+        let response = get(at(listener), "/").unwrap();
         let body = String::from_utf8_lossy(&response.body).into_owned();
         assert!(
             response.status == 503 && !body.starts_with("GET /"),
@@ -59,7 +59,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
             response.status
         );
     }
-    let closed = format!("door-127.0.0.1:{} is closed", foreign_door.port());
+    let closed = format!("door-127.0.0.1:{} is closed", foreign_listener.port());
     let status = eventually("status names both", Duration::from_secs(20), || {
         let (code, text) = said(&mesh, &["status"]);
         let both = text.contains(&closed) && text.contains("keeps exiting");
@@ -82,9 +82,9 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     assert!(code == Some(1) && text.contains("✗ listener"), "{text}");
     let (code, text) = said(&mesh, &["diagnose", "bookinfo/ratings-1"]);
     assert!(code == Some(1) && text.contains("✗ application"), "{text}");
-    drop((foreign_door, foreign));
+    drop((foreign_listener, foreign));
     eventually("the application has its port", Duration::from_secs(60), || {
-        get(at(door), "/").ok().filter(|response| response.status == 200)
+        get(at(listener), "/").ok().filter(|response| response.status == 200)
     });
     eventually("the listener is open", Duration::from_secs(60), || {
         let (_, text) = said(&mesh, &["status"]);
@@ -117,15 +117,15 @@ fn the_page_shows_the_same_findings(mesh: &Mesh) {
 #[test]
 fn a_port_that_another_process_took_first_is_not_forwarded_to() {
     let foreign = Application::echo();
-    let (port, door) = (foreign.port(), free_port());
-    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", port, door, "permissive"));
+    let (port, listener) = (foreign.port(), free_port());
+    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", port, listener, "permissive"));
     let status = |text: &str| text.contains(&format!("port {port} of the application"));
     eventually("the port is known to be taken", Duration::from_secs(20), || {
         let (code, text) = said(&mesh, &["status"]);
         (code == Some(1) && status(&text)).then_some(())
     });
     for _ in 0..20 {
-        let response = get(at(door), "/").unwrap();
+        let response = get(at(listener), "/").unwrap();
         let body = String::from_utf8_lossy(&response.body).into_owned();
         assert!(
             response.status == 503 && !body.starts_with("GET /"),
@@ -152,14 +152,15 @@ S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 /// The kernel gives each of the two a share of the connections.
 #[test]
 fn a_port_that_another_process_shares_is_not_forwarded_to() {
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let words = |word: &'static str| {
         ["-c".to_owned(), SHARED.to_owned(), port.to_string(), word.to_owned()]
     };
     let run = [vec!["python3".to_owned()], words("own").to_vec()].concat();
-    let mesh = Mesh::up(&manifest(&serde_json::json!(run).to_string(), port, door, "permissive"));
+    let mesh =
+        Mesh::up(&manifest(&serde_json::json!(run).to_string(), port, listener, "permissive"));
     eventually("the application answers", Duration::from_secs(60), || {
-        get(at(door), "/").ok().filter(|it| it.body == b"own").map(drop)
+        get(at(listener), "/").ok().filter(|it| it.body == b"own").map(drop)
     });
     let mut other = std::process::Command::new("python3");
     let _other = Program::start("another process", other.args(words("other")));
@@ -168,7 +169,7 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
         (code == Some(1) && text.contains(&format!("port {port} of the application"))).then_some(())
     });
     for _ in 0..20 {
-        let response = get(at(door), "/").unwrap();
+        let response = get(at(listener), "/").unwrap();
         assert_eq!((response.status, response.reason()), (503, Some("port-taken")));
     }
 }
@@ -176,9 +177,9 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
 /// The application's sidecar waits for ten seconds, and the client's sidecar does not repeat the wait.
 #[test]
 fn a_request_waits_once_for_an_application_that_does_not_listen() {
-    let door = free_port();
-    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", free_port(), door, "permissive"));
-    let response = get(at(door), "/").unwrap();
+    let listener = free_port();
+    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", free_port(), listener, "permissive"));
+    let response = get(at(listener), "/").unwrap();
     assert_eq!((response.status, response.reason()), (503, Some("connect-failed")));
     let client = AdminPage::of(&mesh.ask("proxies"), "bookinfo/client-1").unwrap();
     let metrics = String::from_utf8(get_page(client.address, "/metrics").unwrap().body).unwrap();
@@ -212,15 +213,15 @@ fn an_open_circuit_is_listed_and_a_finding() {
         let head = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
         Answer::Bytes(head.as_bytes().to_vec())
     });
-    let door = free_port();
+    let listener = free_port();
     let breaker = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
                    metadata: {name: ratings, namespace: bookinfo}\n\
                    spec: {targetRefs: [{kind: Service, name: ratings}], trip: {failures: [5xx], consecutive: 3, openFor: 60s}}\n";
-    let manifests = manifest("", application.port(), door, "permissive");
+    let manifests = manifest("", application.port(), listener, "permissive");
     let mesh = Mesh::up(&format!("{manifests}{breaker}"));
     assert_eq!(said(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
     eventually("the circuit opens", Duration::from_secs(20), || {
-        let response = get(at(door), "/").unwrap();
+        let response = get(at(listener), "/").unwrap();
         response.reason().is_some_and(|it| it.contains("circuit-open")).then_some(())
     });
     let (code, text) = said(&mesh, &["get", "circuits"]);
@@ -236,10 +237,10 @@ fn an_open_circuit_is_listed_and_a_finding() {
 #[test]
 fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
     let application = Application::echo();
-    let (door, other) = (free_port(), free_port());
-    let mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+    let (listener, other) = (free_port(), free_port());
+    let mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
     eventually("the client answers", Duration::from_secs(20), || {
-        get(at(door), "/").ok().filter(|response| response.status == 200)
+        get(at(listener), "/").ok().filter(|response| response.status == 200)
     });
     // A directory in place of the file makes writes fail even for root.
     let world = mesh.data().join("proxies/bookinfo/client-1/world.bin");
@@ -248,7 +249,7 @@ fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
         std::fs::create_dir_all(world.join("in the way")).ok()
     });
     mesh.write("other.yaml", other_client(other).trim_start_matches("---\n"));
-    let manifests = manifest("", application.port(), door, "strict");
+    let manifests = manifest("", application.port(), listener, "strict");
     mesh.write("mesh.yaml", &manifests);
     eventually("status names the directory", Duration::from_secs(30), || {
         let (code, text) = said(&mesh, &["status"]);
@@ -264,8 +265,8 @@ fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
 
 #[test]
 fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
-    let door = free_port();
-    let manifests = manifest("", free_port(), door, "permissive");
+    let listener = free_port();
+    let manifests = manifest("", free_port(), listener, "permissive");
     let control = ControlPlane::start(&manifests, &[]);
     let said = |arguments: &[&str]| {
         let output = control.leno(arguments);

@@ -91,7 +91,7 @@ fn a_sidecar_that_does_not_answer_is_found_by_the_one_that_calls_it() {
 }
 
 #[test]
-fn what_policies_say_of_a_request_is_told() {
+fn what_policies_say_of_a_request_is_reported() {
     let strict = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
@@ -125,8 +125,8 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
         "GET http://typo.shop:9080/ HTTP/1.1\r\nhost: typo.shop:9080\r\nconnection: close\r\n\r\n";
     let answer = exchange(web.page.http_proxy(), request).unwrap();
     assert_eq!((answer.status, answer.reason()), (404, Some("unknown-service")));
-    let patience = std::time::Duration::from_secs(20);
-    leno_tests::eventually("the name is known to the control plane", patience, || {
+    let max_wait = std::time::Duration::from_secs(20);
+    leno_tests::eventually("the name is known to the control plane", max_wait, || {
         names_of(&control, "shop/web-1").contains(&"shop/typo".to_owned()).then_some(())
     });
     let done = control.leno(&["diagnose", "shop/web-1"]);
@@ -136,7 +136,7 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
 
     web.kill();
     web.start_again();
-    leno_tests::eventually("the sidecar is connected again", patience, || {
+    leno_tests::eventually("the sidecar is connected again", max_wait, || {
         let proxies = control.ask("proxies");
         (!proxies.as_array()?.is_empty()).then_some(())
     });
@@ -164,19 +164,19 @@ const KEYS: &str = r#"{"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "use":
 fn a_policy_without_keys_is_a_finding_until_they_are_there() {
     let service = MANIFESTS.split("---\n").take(2).collect::<Vec<_>>().join("---\n");
     let mesh = Mesh::up(&format!("{service}{TOKENS}"));
-    let patience = std::time::Duration::from_secs(60);
+    let max_wait = std::time::Duration::from_secs(60);
     let status = || {
         let done = mesh.leno(&["status"]);
         (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
     };
     let what =
         "✗ JwtValidation shop/tokens: every request fails: no keys for https://issuer.example";
-    leno_tests::eventually("status names the policy", patience, || {
+    leno_tests::eventually("status names the policy", max_wait, || {
         let (code, said) = status();
         (code == Some(1) && said.contains(what)).then_some(())
     });
     mesh.write("issuer.jwks", KEYS);
-    leno_tests::eventually("the mesh is healthy", patience, || {
+    leno_tests::eventually("the mesh is healthy", max_wait, || {
         let (code, said) = status();
         (code == Some(0) && !said.contains("keys")).then_some(())
     });

@@ -64,7 +64,7 @@ impl Counted {
 struct Shop {
     manifests: String,
     ratings: Counted,
-    door: SocketAddr,
+    listener: SocketAddr,
 }
 
 /// Returns the shop; `mode` is `permissive` or `strict`.
@@ -75,7 +75,7 @@ fn shop(mode: &str, ratings: Counted) -> Shop {
         server("ratings", ratings.port(), &[]),
         client("web", &[], &[("ratings.shop", port)]),
     ];
-    Shop { manifests: manifests.concat(), ratings, door: loopback(port) }
+    Shop { manifests: manifests.concat(), ratings, listener: loopback(port) }
 }
 
 fn loopback(port: u16) -> SocketAddr {
@@ -85,13 +85,13 @@ fn loopback(port: u16) -> SocketAddr {
 /// Returns the admin page of a workload's sidecar, once the sidecar is connected.
 pub(crate) fn sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
     let look = || AdminPage::of(&mesh.ask("proxies"), workload);
-    eventually(&format!("the sidecar of {workload} is connected"), PATIENCE, look).0
+    eventually(&format!("the sidecar of {workload} is connected"), MAX_WAIT, look).0
 }
 
 /// Waits until a listener responds with a status.
-fn turns(door: SocketAddr, status: u16) -> Duration {
-    let look = || get(door, "/").ok().filter(|response| response.status == status);
-    eventually(&format!("{door} answers {status}"), PATIENCE, look).1
+fn turns(listener: SocketAddr, status: u16) -> Duration {
+    let look = || get(listener, "/").ok().filter(|response| response.status == status);
+    eventually(&format!("{listener} answers {status}"), MAX_WAIT, look).1
 }
 
 /// Allows all GET requests of `web` to `ratings`.
@@ -109,4 +109,4 @@ spec:
   rules: [{kind: HTTPRouteGroup, name: ratings-http, matches: [read]}]
 ";
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -41,17 +41,17 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
         count.fetch_add(1, Ordering::SeqCst);
         Answer::ok(request.what().1)
     });
-    let doors = [free_port(), free_port()];
+    let listeners = [free_port(), free_port()];
     let manifests = [
         mesh_config("permissive"),
         server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", doors[0])]),
-        client("app", &[], &[("stock", doors[1])]),
+        client("web", &[], &[("stock", listeners[0])]),
+        client("app", &[], &[("stock", listeners[1])]),
         FAULTS.to_owned(),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let [web, app] = doors.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    let ask = |door, path: &str| get(door, path).expect("the door answers");
+    let [web, app] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let ask = |listener, path: &str| get(listener, path).expect("the door answers");
 
     let began = Instant::now();
     assert_eq!(ask(web, "/slow").status, 200);
@@ -88,7 +88,7 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     let url = "http://stock:9080/broken";
     command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
     let output = command.arg(mesh.file("")).output().expect("leno runs");
-    let told = String::from_utf8(output.stdout).expect("text");
+    let printed = String::from_utf8(output.stdout).expect("text");
     let says = "FaultInjection shop/faults: broken aborts 100 % of such requests with 418";
-    assert!(told.contains(says), "{told}");
+    assert!(printed.contains(says), "{printed}");
 }

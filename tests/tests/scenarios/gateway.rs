@@ -51,13 +51,13 @@ fn ask(address: SocketAddr, path: &str, more: &str) -> leno_tests::Response {
 }
 
 #[test]
-fn requests_of_strangers_go_where_the_routes_say() {
+fn requests_of_external_clients_go_where_the_routes_say() {
     let edge = Edge::start();
     let port = free_port();
     edge.serve(vec![(port, Serves::Http(http("*.example.com")))]);
     edge.is_ready();
     let at = edge.at(port);
-    eventually("the sidecar is there", PATIENCE, || (ask(at, "/", "").status == 200).then_some(()));
+    eventually("the sidecar is there", MAX_WAIT, || (ask(at, "/", "").status == 200).then_some(()));
     for (path, status, text) in [
         ("/a?b", 200, "meshed GET /a?b"),
         ("/plain/a", 200, "plain GET /plain/a"),
@@ -82,10 +82,10 @@ fn requests_of_strangers_go_where_the_routes_say() {
     }
     let claims = "x-forwarded-for: 192.0.2.1\r\nx-forwarded-proto: https\r\n";
     for path in ["/", "/plain"] {
-        let told = String::from_utf8_lossy(&ask(at, path, claims).body).to_ascii_lowercase();
-        assert!(told.contains("x-forwarded-for: 127.0.0.1\r\n"), "{told}");
-        assert!(told.contains("x-forwarded-proto: http\r\n"), "{told}");
-        assert!(!told.contains("192.0.2.1"), "{told}");
+        let output = String::from_utf8_lossy(&ask(at, path, claims).body).to_ascii_lowercase();
+        assert!(output.contains("x-forwarded-for: 127.0.0.1\r\n"), "{output}");
+        assert!(output.contains("x-forwarded-proto: http\r\n"), "{output}");
+        assert!(!output.contains("192.0.2.1"), "{output}");
     }
 }
 
@@ -115,8 +115,8 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
         [("shop.example.com", &one, &two), ("cart.example.com", &two, &one)]
     {
         for (flag, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
-            let told = edge.curl(name, https, certificate, &[flag]);
-            assert_eq!(told, format!("200 {version}"), "{name}");
+            let output = edge.curl(name, https, certificate, &[flag]);
+            assert_eq!(output, format!("200 {version}"), "{name}");
         }
         assert_eq!(edge.curl(name, https, other, &[]), "000 0", "{name}");
     }
@@ -132,7 +132,7 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
         (https, Serves::Https(listeners)),
         (through, Serves::Passthrough(vec![passthrough])),
     ]);
-    eventually("the new certificate is shown", PATIENCE, || {
+    eventually("the new certificate is shown", MAX_WAIT, || {
         (edge.curl("shop.example.com", https, &three, &[]) == "200 2").then_some(())
     });
     assert_eq!(edge.curl("shop.example.com", https, &one, &[]), "000 0");
@@ -168,15 +168,15 @@ fn ports_come_and_go_while_connections_to_others_live_on() {
     };
     assert_eq!(status(tcp_port), None, "closed");
     edge.serve(vec![http(), tcp()]);
-    eventually("the new port is open", PATIENCE, || status(tcp_port).filter(|it| *it == 200));
+    eventually("the new port is open", MAX_WAIT, || status(tcp_port).filter(|it| *it == 200));
     goes_on();
     edge.serve(vec![http()]);
-    eventually("the port is closed", PATIENCE, || status(tcp_port).is_none().then_some(()));
+    eventually("the port is closed", MAX_WAIT, || status(tcp_port).is_none().then_some(()));
     goes_on();
 }
 
 /// Long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);
 
 #[test]
 #[ignore = "takes two minutes; run by hand to measure: half_open"]

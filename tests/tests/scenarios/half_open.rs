@@ -32,8 +32,8 @@ impl Honest {
     /// Performs a handshake and a request, and waits for the first byte or the end.
     fn visit(&self) -> Option<Duration> {
         let start = Instant::now();
-        let mut tcp = TcpStream::connect_timeout(&self.address, PATIENCE).ok()?;
-        tcp.set_read_timeout(Some(PATIENCE)).ok()?;
+        let mut tcp = TcpStream::connect_timeout(&self.address, MAX_WAIT).ok()?;
+        tcp.set_read_timeout(Some(MAX_WAIT)).ok()?;
         tcp.set_nodelay(true).ok()?;
         let mut session =
             ClientConnection::new(Arc::clone(&self.config), self.name.clone()).ok()?;
@@ -114,7 +114,7 @@ pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
         let number = flood.join().expect("the flood ends");
         let cpu = (ticks(pid) - before) as f64 / start.elapsed().as_secs_f64();
         let visits: Vec<_> = visits.into_iter().map(|it| it.join().expect("a visit")).collect();
-        let told = |visits: &[Option<Duration>]| {
+        let output = |visits: &[Option<Duration>]| {
             let mut took: Vec<_> = visits.iter().flatten().copied().collect();
             took.sort();
             let at = |share: usize| took.get((took.len().max(1) - 1) * share / 100).copied();
@@ -123,8 +123,8 @@ pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
         };
         let line = format!(
             "{what}, {number} of {kind}: {}; CPU {cpu:.0} %; calm: {}\n",
-            told(&visits),
-            told(&calm)
+            output(&visits),
+            output(&calm)
         );
         std::io::Write::write_all(&mut std::io::stdout(), line.as_bytes()).unwrap();
     }
@@ -179,7 +179,7 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
 
 /// An empty join: the control plane closes the connection.
 const NO_JOIN: &[u8] = &[0, 0, 0, 0];
-const PATIENCE: Duration = Duration::from_secs(12);
+const MAX_WAIT: Duration = Duration::from_secs(12);
 /// Half-open handshakes per second.
 const RATE: u32 = 1000;
 const LASTS: Duration = Duration::from_secs(30);

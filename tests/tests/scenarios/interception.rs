@@ -1,7 +1,7 @@
 //! The rules of `leno intercept` in a network namespace, as listed by `nft`.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
-mod border;
+mod boundary;
 mod look_ups;
 mod plugin;
 
@@ -169,7 +169,7 @@ struct Pods {
 
 const CLIENT: u32 = 2;
 const SERVER: u32 = 3;
-const STRANGER: u32 = 4;
+const EXTERNAL_CLIENT: u32 = 4;
 /// The user that sidecars run as.
 const SIDECAR_UID: u32 = 1500;
 
@@ -183,7 +183,7 @@ impl Pods {
         ip(&["link", "add", &bridge, "type", "bridge"]);
         ip(&["address", "add", &format!("10.254.{subnet}.1/24"), "dev", &bridge]);
         ip(&["link", "set", &bridge, "up"]);
-        let places = [(CLIENT, "client"), (SERVER, "server"), (STRANGER, "stranger")];
+        let places = [(CLIENT, "client"), (SERVER, "server"), (EXTERNAL_CLIENT, "stranger")];
         let namespaces = places.map(|(host, what)| connected(&bridge, (subnet, host), what));
         let manifests = POD_MANIFESTS.replace("10.254.0.", &format!("10.254.{subnet}."));
         let control = ControlPlane::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);
@@ -310,19 +310,19 @@ fn pods_reach_each_other_by_address_and_what_is_outside() {
     }
     let mut pods = Pods::up();
     pods.serve(SERVER, 8080);
-    pods.serve(STRANGER, 8080);
+    pods.serve(EXTERNAL_CLIENT, 8080);
     pods.mesh(CLIENT, "client");
     pods.mesh(SERVER, "server");
     // Mutual TLS to the workload; its application listens on the Pod's address.
     pods.reaches((CLIENT, SERVER, 8080), "200");
     // An unmeshed client is rejected, and reachable as before.
-    pods.reaches((STRANGER, SERVER, 8080), "reset");
-    pods.reaches((CLIENT, STRANGER, 8080), "200");
+    pods.reaches((EXTERNAL_CLIENT, SERVER, 8080), "reset");
+    pods.reaches((CLIENT, EXTERNAL_CLIENT, 8080), "200");
     // A Pod reaches itself without its sidecar.
     pods.reaches((SERVER, SERVER, 8080), "200");
     // The sidecar's listeners for redirected traffic forward no direct connections.
     for port in [15_001, 15_003] {
-        assert_ne!(pods.ask(STRANGER, SERVER, port), "200");
+        assert_ne!(pods.ask(EXTERNAL_CLIENT, SERVER, port), "200");
         assert_ne!(pods.ask(CLIENT, CLIENT, port), "200");
     }
     let settings = "apiVersion: leno.dev/v1alpha1
@@ -331,7 +331,7 @@ metadata: {name: mesh}
 spec: {egress: deny, plaintext: accept}
 ";
     pods.control.write("settings.yaml", settings);
-    pods.reaches((CLIENT, STRANGER, 8080), "reset");
-    pods.reaches((STRANGER, SERVER, 8080), "200");
+    pods.reaches((CLIENT, EXTERNAL_CLIENT, 8080), "reset");
+    pods.reaches((EXTERNAL_CLIENT, SERVER, 8080), "200");
     pods.reaches((CLIENT, SERVER, 8080), "200");
 }

@@ -21,19 +21,19 @@ fn limit(spec: &str) -> String {
 /// Starts `stock` behind a sidecar, with outbound listeners of `web` and `app` for it.
 fn shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
     let stock = Application::echo();
-    let doors = [free_port(), free_port()];
+    let listeners = [free_port(), free_port()];
     let manifests = [
         mesh_config("permissive"),
         server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", doors[0])]),
-        client("app", &[], &[("stock", doors[1])]),
+        client("web", &[], &[("stock", listeners[0])]),
+        client("app", &[], &[("stock", listeners[1])]),
         policy.to_owned(),
     ];
-    (Mesh::up(&manifests.concat()), stock, doors.map(loopback))
+    (Mesh::up(&manifests.concat()), stock, listeners.map(loopback))
 }
 
 #[test]
-fn each_client_gets_its_own_and_is_told_when_there_is_more() {
+fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     let rules = "targetRefs: [{kind: Service, name: stock}]
   rules:
   - {name: free, matches: [{path: {type: Exact, value: /free}}], requests: 1000, in: 1s, last: true}
@@ -43,16 +43,16 @@ fn each_client_gets_its_own_and_is_told_when_there_is_more() {
     in: 1h
     answer: {body: \"too much\", headers: [{name: x-limit, value: clients}]}";
     let (mesh, _stock, [web, app]) = shop(&limit(rules));
-    let statuses = |door: SocketAddr, path: &str| -> Vec<u16> {
-        let mut connection = Connection::open(door).expect("the door is open");
+    let statuses = |listener: SocketAddr, path: &str| -> Vec<u16> {
+        let mut connection = Connection::open(listener).expect("the door is open");
         (0..8).map(|_| connection.get(path).expect("it is answered").status).collect()
     };
-    for (door, path) in [(web, "/a"), (app, "/%61"), (web, "/free")] {
+    for (listener, path) in [(web, "/a"), (app, "/%61"), (web, "/free")] {
         let expected = match path {
             "/free" => [200; 8],
             _ => [200, 200, 200, 200, 200, 429, 429, 429],
         };
-        assert_eq!(statuses(door, path), expected, "{path}");
+        assert_eq!(statuses(listener, path), expected, "{path}");
     }
     let refused = get(web, "/a").expect("the door answers");
     assert_eq!((refused.status, refused.reason()), (429, Some("rate-limited")));
@@ -62,19 +62,19 @@ fn each_client_gets_its_own_and_is_told_when_there_is_more() {
     );
     let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
     assert!((1..=720).contains(&wait), "{wait}");
-    let told = explained(&mesh, "/a");
+    let output = explained(&mesh, "/a");
     let counts = "RateLimit shop/limit: clients allows 5 requests per 3600s (burst 5) per client";
-    assert!(told.contains(counts), "{told}");
+    assert!(output.contains(counts), "{output}");
     assert!(!explained(&mesh, "/free").contains("clients allows"));
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, in: 1h}]";
     mesh.write("limit.yaml", &limit(rules).replace("name: limit", "name: a-limit"));
-    let answer = |door| get(door, "/a").expect("the door answers").status;
-    eventually("the other limit decides", PATIENCE, || (answer(web) == 200).then_some(()));
+    let answer = |listener| get(listener, "/a").expect("the door answers").status;
+    eventually("the other limit decides", MAX_WAIT, || (answer(web) == 200).then_some(()));
     assert_eq!((answer(app), answer(web)), (429, 429));
     // The limit no longer applies.
     mesh.remove("limit.yaml");
-    eventually("the first decides again", PATIENCE, || {
+    eventually("the first decides again", MAX_WAIT, || {
         (get(web, "/a").ok()?.header("x-limit") == Some("clients")).then_some(())
     });
 }
@@ -94,8 +94,8 @@ spec:
   - {path: \"/items/[0-9]+\", rateLimit: {local: {requests: 5, unit: hour}}}
 ";
     let (_mesh, _stock, [web, app]) = shop(setting);
-    let let_in = |door: SocketAddr, path: &str| {
-        (0..10).filter(|_| get(door, path).expect("the door answers").status == 200).count()
+    let let_in = |listener: SocketAddr, path: &str| {
+        (0..10).filter(|_| get(listener, path).expect("the door answers").status == 200).count()
     };
     assert_eq!(let_in(web, "/items/17"), 5);
     assert_eq!(let_in(web, "/other"), 3);
@@ -111,22 +111,22 @@ spec:
 #[test]
 fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
     let stock = Application::echo();
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server_of("stock", (stock.port(), "TCP"), &[]),
-        client("web", &[], &[("stock", door)]),
+        client("web", &[], &[("stock", listener)]),
         limit("targetRefs: [{name: stock}]\n  connections: {count: 2, in: 1h}"),
     ];
     let _mesh = Mesh::up(&manifests.concat());
     let mut open: Vec<Connection> = Vec::new();
     for _ in 0..2 {
-        let mut connection = Connection::open(loopback(door)).expect("the door is open");
+        let mut connection = Connection::open(loopback(listener)).expect("the door is open");
         assert_eq!(connection.get("/a").expect("it is carried").status, 200);
         open.push(connection);
     }
     // The reset may reach the client while it connects, sends or waits.
-    let third = Connection::open(loopback(door)).and_then(|mut third| third.get("/a"));
+    let third = Connection::open(loopback(listener)).and_then(|mut third| third.get("/a"));
     let ended = third.map(|answer| answer.status);
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     assert!(ended.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{ended:?}");
@@ -143,4 +143,4 @@ fn explained(mesh: &Mesh, path: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -33,16 +33,16 @@ struct State {
 
 impl State {
     /// Returns the manifests of a mesh with a client that has a listener for each of the ports.
-    fn manifests(&self, [door, raw_door]: [u16; 2]) -> String {
+    fn manifests(&self, [listener, raw_listener]: [u16; 2]) -> String {
         let [port, raw] = self.ports;
         let command =
             json!(["python3", "-c", SERVER, self.word, port.to_string(), raw.to_string()]);
-        let manifests = manifest(&command.to_string(), port, door, "permissive");
+        let manifests = manifest(&command.to_string(), port, listener, "permissive");
         let raw_port = format!("protocol: HTTP}}, {{name: raw, port: {raw}, protocol: TCP}}]");
         let raw_outbound = format!(
             "listen: \"{}\"}}\n  - {{service: raw.bookinfo, port: 9080, listen: \"{}\"}}\n",
-            at(door),
-            at(raw_door)
+            at(listener),
+            at(raw_listener)
         );
         let service = "---
 apiVersion: v1
@@ -53,37 +53,38 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
         let account = format!("serviceAccount: {}", self.account);
         let manifests = manifests
             .replace("protocol: HTTP}]", &raw_port)
-            .replace(&format!("listen: \"{}\"}}\n", at(door)), &raw_outbound)
+            .replace(&format!("listen: \"{}\"}}\n", at(listener)), &raw_outbound)
             .replace("serviceAccount: ratings", &account);
         manifests + service
     }
 
     /// Waits until requests succeed and the certificate is that of the account.
-    fn wait_for(&self, mesh: &Mesh, [door, raw_door]: [u16; 2]) {
-        eventually(&format!("{self:?}"), PATIENCE, || {
+    fn wait_for(&self, mesh: &Mesh, [listener, raw_listener]: [u16; 2]) {
+        eventually(&format!("{self:?}"), MAX_WAIT, || {
             let certificates = mesh.ask("certificates");
             let mut all = certificates.as_array()?.iter();
             let own = all.find(|it| it["workload"] == "bookinfo/ratings-1")?;
-            let is_here =
-                |door: u16| get(at(door), "/").is_ok_and(|it| it.body == self.word.as_bytes());
+            let is_here = |listener: u16| {
+                get(at(listener), "/").is_ok_and(|it| it.body == self.word.as_bytes())
+            };
             let is_account = own["identity"].as_str()?.ends_with(&format!("/{}", self.account));
-            (is_account && is_here(door) && is_here(raw_door)).then_some(())
+            (is_account && is_here(listener) && is_here(raw_listener)).then_some(())
         });
     }
 }
 
 /// Starts a load of 50 requests per second that runs until a signal.
-fn load(arguments: &[&str], door: u16) -> Program {
+fn load(arguments: &[&str], listener: u16) -> Program {
     let mut command = leno();
     command.args(["load", "--rate", "50", "-d", "1h", "--warmup", "0s", "--timeout", "60s"]);
-    command.args(["-o", "json"]).args(arguments).arg(format!("http://{}/", at(door)));
+    command.args(["-o", "json"]).args(arguments).arg(format!("http://{}/", at(listener)));
     Program::start("leno load", &mut command)
 }
 
 /// Stops a load and returns its report.
 fn report(mut load: Program) -> Value {
     load.signal(Signal::INT);
-    load.wait(PATIENCE);
+    load.wait(MAX_WAIT);
     let printed = load.printed();
     let json = printed.find('{').zip(printed.rfind('}')).map(|(from, to)| &printed[from..=to]);
     serde_json::from_str(json.unwrap_or_default())
@@ -93,15 +94,15 @@ fn report(mut load: Program) -> Value {
 /// The sidecar and the application are replaced, and requests wait for their successors.
 #[test]
 fn ten_changes_of_the_only_instance_fail_no_request() {
-    let doors = [free_port(), free_port()];
+    let listeners = [free_port(), free_port()];
     let ports = [[free_port(), free_port()], [free_port(), free_port()]];
     let mut state = State { ports: ports[0], account: "ratings", word: "0".to_owned() };
-    let mesh = Mesh::up(&state.manifests(doors));
-    state.wait_for(&mesh, doors);
+    let mesh = Mesh::up(&state.manifests(listeners));
+    state.wait_for(&mesh, listeners);
     let loads = [
-        ("HTTP/1.1", load(&["-c", "100"], doors[0])),
-        ("HTTP/2", load(&["--http", "2", "-c", "2", "--streams", "50"], doors[0])),
-        ("TCP", load(&["--fresh-connections", "-c", "100"], doors[1])),
+        ("HTTP/1.1", load(&["-c", "100"], listeners[0])),
+        ("HTTP/2", load(&["--http", "2", "-c", "2", "--streams", "50"], listeners[0])),
+        ("TCP", load(&["--fresh-connections", "-c", "100"], listeners[1])),
     ];
     let kinds = ["port", "account", "run", "port account", "port account run"];
     for (number, kind) in kinds.iter().cycle().take(10).enumerate() {
@@ -115,8 +116,8 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
         if kind.contains("run") {
             state.word = (number + 1).to_string();
         }
-        mesh.write("mesh.yaml", &state.manifests(doors));
-        state.wait_for(&mesh, doors);
+        mesh.write("mesh.yaml", &state.manifests(listeners));
+        state.wait_for(&mesh, listeners);
     }
     for (protocol, load) in loads {
         let mut report = report(load);
@@ -130,4 +131,4 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);

@@ -100,7 +100,7 @@ fn the_exit_code_tells_success_failure_and_wrong_usage() {
 }
 
 #[test]
-fn several_rates_are_told_one_by_one_and_the_page_needs_nothing_but_itself() {
+fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself() {
     let server = Application::start(|_| Answer::ok("ok"));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.html");

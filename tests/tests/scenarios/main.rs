@@ -11,11 +11,11 @@ mod bug_report;
 #[cfg(test)]
 mod canary;
 #[cfg(test)]
+mod check_services;
+#[cfg(test)]
 mod conditions;
 #[cfg(test)]
 mod dashboards;
-#[cfg(test)]
-mod deciders;
 #[cfg(test)]
 mod descriptors;
 #[cfg(test)]

@@ -189,8 +189,8 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
         let ask = |url: &str| status(&placed.run(&[&only_v6[..], &[url]].concat()));
         assert_eq!(ask("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
         // Addresses of the service network, of a neighboring network, and of an unused one.
-        for elsewhere in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
-            assert_eq!(ask(&format!("http://[{elsewhere}]:9080/")), "000", "{elsewhere}");
+        for other_place in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
+            assert_eq!(ask(&format!("http://[{other_place}]:9080/")), "000", "{other_place}");
         }
     }
 
@@ -246,7 +246,7 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
 }
 
 #[test]
-fn a_subnet_that_the_machine_reaches_elsewhere_is_refused() {
+fn a_subnet_that_the_machine_reaches_other_place_is_refused() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }

@@ -22,34 +22,34 @@ spec:
 
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
 }
 
 /// Starts a Python web server behind one workload, with an outbound listener for it at the other.
 fn shop(mode: &str) -> Shop {
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let command = format!("[\"python3\", \"-m\", \"http.server\", \"{port}\"]");
-    let mesh = Mesh::up(&manifest(&command, port, door, mode));
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let mesh = Mesh::up(&manifest(&command, port, listener, mode));
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     eventually("the application listens", Duration::from_secs(20), || {
         std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
     });
     eventually("the application answers", Duration::from_secs(20), || {
-        get(door, "/").ok().filter(|response| response.status != 503)
+        get(listener, "/").ok().filter(|response| response.status != 503)
     });
-    Shop { mesh, door }
+    Shop { mesh, listener }
 }
 
 fn turns(shop: &Shop, status: u16) -> Duration {
     let what = format!("the door answers {status}");
-    let look = || get(shop.door, "/").ok().filter(|response| response.status == status);
+    let look = || get(shop.listener, "/").ok().filter(|response| response.status == status);
     eventually(&what, Duration::from_secs(20), look).1
 }
 
 #[test]
-fn curl_and_wrk_work_through_a_door_unmodified() {
+fn curl_and_wrk_work_through_a_listener_unmodified() {
     let shop = shop("permissive");
-    let url = format!("http://{}/", shop.door);
+    let url = format!("http://{}/", shop.listener);
     let curl =
         Command::new("curl").args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", &url]).output();
     assert_eq!(String::from_utf8_lossy(&curl.unwrap().stdout), "200");
@@ -60,7 +60,7 @@ fn curl_and_wrk_work_through_a_door_unmodified() {
 }
 
 #[test]
-fn the_proxy_door_reaches_services_by_name() {
+fn the_proxy_listener_reaches_services_by_name() {
     let shop = shop("permissive");
     let workloads = shop.mesh.ask("workloads");
     assert!(workloads.to_string().contains("client-1"), "{workloads}");
@@ -84,7 +84,7 @@ fn the_proxy_door_reaches_services_by_name() {
 #[test]
 fn a_policy_deleted_and_restored_decides_within_a_second() {
     let shop = shop("strict");
-    assert_eq!(get(shop.door, "/").unwrap().status, 403, "strict without a policy denies");
+    assert_eq!(get(shop.listener, "/").unwrap().status, 403, "strict without a policy denies");
     shop.mesh.write("policy.yaml", ALLOWED);
     assert!(turns(&shop, 200) < Duration::from_secs(1));
     shop.mesh.remove("policy.yaml");
@@ -102,5 +102,5 @@ fn a_bad_document_is_refused_by_name_and_nothing_else_changes() {
     let line = shop.mesh.up.wait_for_line("policy.yaml:4", Duration::from_secs(60));
     assert!(line.contains("HTTPRouteGroup bookinfo/ratings-http"), "{line}");
     assert!(line.contains("spec.matches[0].method") && line.contains("methods"), "{line}");
-    assert_eq!(get(shop.door, "/").unwrap().status, 200, "the last good state stays");
+    assert_eq!(get(shop.listener, "/").unwrap().status, 200, "the last good state stays");
 }

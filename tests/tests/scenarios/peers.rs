@@ -35,9 +35,9 @@ mod websocket;
 const MODES: [&str; 2] = ["permissive", "strict"];
 
 /// Asserts that the path is closed in strict mode and open in permissive mode, without a policy.
-fn assert_closed(mode: &str, door: SocketAddr, path: &str) {
+fn assert_closed(mode: &str, listener: SocketAddr, path: &str) {
     let reason = if mode == "strict" { Some("no-policy-route") } else { None };
-    assert_eq!(get(door, path).unwrap().reason(), reason, "{mode}");
+    assert_eq!(get(listener, path).unwrap().reason(), reason, "{mode}");
 }
 
 /// Returns the address of a loopback port.
@@ -46,9 +46,9 @@ fn loopback(port: u16) -> SocketAddr {
 }
 
 /// Waits until the application behind a listener responds; its process may have just started.
-fn answers(door: SocketAddr) {
+fn answers(listener: SocketAddr) {
     eventually("the application answers", Duration::from_secs(20), || {
-        get(door, "/").ok().filter(|response| response.status != 503)
+        get(listener, "/").ok().filter(|response| response.status != 503)
     });
 }
 

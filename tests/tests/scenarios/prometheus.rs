@@ -40,7 +40,7 @@ impl Prometheus {
         command.arg("--enable-feature=exemplar-storage");
         let program = Program::start("Prometheus", &mut command);
         let ready = || get(address, "/-/ready").ok().filter(|ready| ready.status == 200);
-        eventually("Prometheus is ready", PATIENCE, ready);
+        eventually("Prometheus is ready", MAX_WAIT, ready);
         Self { _program: program, address }
     }
 
@@ -60,7 +60,7 @@ impl Prometheus {
             let values = found.filter_map(|one| one["value"][1].as_str()?.parse::<f64>().ok());
             Some(values.collect::<Vec<_>>()).filter(|values| !values.is_empty())
         };
-        eventually(query, PATIENCE, found).0
+        eventually(query, MAX_WAIT, found).0
     }
 }
 
@@ -91,14 +91,14 @@ fn carry(tcp: &TcpStream, unix: &UnixStream) {
 #[test]
 fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
     let stock = Application::echo();
-    let door = free_port();
+    let listener = free_port();
     let config = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec:\n  tracing: {sampling: 0%, errors: false, export: {zipkin: {endpoint: \
                   'http://127.0.0.1:9'}}}\n";
     let manifests = [
         config.to_owned(),
         server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", door)]),
+        client("web", &[], &[("stock", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let sidecars = ["shop/web-1", "shop/stock-1"].map(|workload| mesh.sidecar(workload).admin);
@@ -106,17 +106,17 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
     let directory = tempfile::tempdir().expect("a folder");
     let targets = [sidecars[0], sidecars[1], control];
     let prometheus = Prometheus::start(directory.path(), &targets);
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     let ask = || {
         let context = format!("00-{TRACE}-00f067aa0ba902b7-01");
         let head = format!(
             "GET / HTTP/1.1\r\nhost: stock\r\ntraceparent: {context}\r\nconnection: close\r\n\r\n"
         );
-        exchange(door, &head).ok().filter(|answer| answer.status == 200)
+        exchange(listener, &head).ok().filter(|answer| answer.status == 200)
     };
-    eventually("a request is answered", PATIENCE, ask);
+    eventually("a request is answered", MAX_WAIT, ask);
     // Every target is up, so each page is parsed completely.
-    eventually("all targets are up", PATIENCE, || {
+    eventually("all targets are up", MAX_WAIT, || {
         let up = prometheus.values("up");
         (up.len() == 3 && up.iter().all(|up| *up > 0.0)).then_some(())
     });
@@ -126,7 +126,7 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
     assert!(prometheus.values("leno_control_convergence_seconds_count")[0] >= 0.0);
     let exemplars = "/api/v1/query_exemplars?query=leno_request_duration_seconds_bucket\
                      &start=0&end=99999999999";
-    eventually("an exemplar names the trace", PATIENCE, || {
+    eventually("an exemplar names the trace", MAX_WAIT, || {
         ask()?;
         prometheus.ask(exemplars)?.to_string().contains(TRACE).then_some(())
     });
@@ -142,4 +142,4 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);

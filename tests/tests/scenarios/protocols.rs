@@ -25,17 +25,17 @@ fn curl(arguments: &[&str]) -> String {
 fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
     let application = Application::start(|_| Answer::ok("ok"));
     let protocols = ["HTTP", "HTTP2", "GRPC", ""];
-    let doors = protocols.map(|_| free_port());
+    let listeners = protocols.map(|_| free_port());
     let names = ["http", "http2", "grpc", "undeclared"];
     let mut manifests = mesh_config("strict");
     for (name, protocol) in names.iter().zip(protocols) {
         manifests += &server_of(name, (application.port(), protocol), &[]);
     }
-    let pairs: Vec<_> = names.into_iter().zip(doors).collect();
+    let pairs: Vec<_> = names.into_iter().zip(listeners).collect();
     manifests += &client("web", &[], &pairs);
     let _mesh = Mesh::up(&manifests);
-    for (name, door) in pairs {
-        let url = format!("http://127.0.0.1:{door}/shop.Cart/Add");
+    for (name, listener) in pairs {
+        let url = format!("http://127.0.0.1:{listener}/shop.Cart/Add");
         let page = curl(&[&url]);
         assert!(page.starts_with("HTTP/2 403"), "{name}: {page}");
         assert!(page.contains("leno-reason: denied-outbound;"), "{name}: {page}");
@@ -50,11 +50,11 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
 
 /// Starts a mesh of one server and its client, and returns the client's listener.
 fn pair(port: u16, protocol: &str) -> (Mesh, u16) {
-    let door = free_port();
+    let listener = free_port();
     let manifests = mesh_config("permissive")
         + &server_of("app", (port, protocol), &[])
-        + &client("web", &[], &[("app", door)]);
-    (Mesh::up(&manifests), door)
+        + &client("web", &[], &[("app", listener)]);
+    (Mesh::up(&manifests), listener)
 }
 
 #[test]
@@ -66,9 +66,9 @@ fn a_client_that_ends_its_direction_gets_its_answer() {
         }
         _ => Answer::ok("ok"),
     });
-    let (_mesh, door) = pair(application.port(), "HTTP");
+    let (_mesh, listener) = pair(application.port(), "HTTP");
     for request in ["GET /late HTTP/1.1\r\nHost: a\r\n\r\n", "GET /late HTTP/1.0\r\n\r\n"] {
-        let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, door)).expect("a listener");
+        let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, listener)).expect("a listener");
         client.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
         client.write_all(request.as_bytes()).expect("sent");
         client.shutdown(Shutdown::Write).expect("a connection");
@@ -94,8 +94,8 @@ fn no_request_fails_when_nginx_ends_its_connections() {
     eventually("nginx listens", Duration::from_secs(20), || {
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
     });
-    let (_mesh, door) = pair(port, "HTTP2");
-    let url = format!("http://127.0.0.1:{door}/");
+    let (_mesh, listener) = pair(port, "HTTP2");
+    let url = format!("http://127.0.0.1:{listener}/");
     for more in [&["--method", "GET"][..], &["--body", "a message"]] {
         let output = leno()
             .args(["load", "-c", "8", "-n", "1000", "-o", "json"])

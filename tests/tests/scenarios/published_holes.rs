@@ -152,34 +152,34 @@ fn c_a_tcp_port_needs_a_policy() {
     let mesh = TcpShop::open();
     assert!(mesh.is_closed(), "no policy allows the connection");
     mesh.mesh.write("tcp.yaml", &allowed_tcp("web", "stock"));
-    eventually("the policy opens the port", PATIENCE, || (!mesh.is_closed()).then_some(()));
+    eventually("the policy opens the port", MAX_WAIT, || (!mesh.is_closed()).then_some(()));
     mesh.mesh.remove("tcp.yaml");
-    eventually("without it the port is closed", PATIENCE, || mesh.is_closed().then_some(()));
+    eventually("without it the port is closed", MAX_WAIT, || mesh.is_closed().then_some(()));
 }
 
 /// d. A client accepts every certificate of the mesh for every service.
 #[test]
 fn d_a_client_verifies_which_service_the_server_is() {
     let (stock, intruder) = (Application::echo(), Application::echo());
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server("stock", stock.port(), &[]),
         server("intruder", intruder.port(), &[]),
-        client("web", &[], &[("stock", door)]),
+        client("web", &[], &[("stock", listener)]),
     ];
     let control = ControlPlane::start(&manifests.concat(), &[]);
     let mut server = Proxy::join(&control, "shop/stock-1", &[]);
     let other = Proxy::join(&control, "shop/intruder-1", &[]);
     let _client = Proxy::join(&control, "shop/web-1", &[]);
-    let ask = || get(loopback(door), "/items").ok();
-    eventually("the service responds", PATIENCE, || ask().filter(|it| it.status == 200));
+    let ask = || get(loopback(listener), "/items").ok();
+    eventually("the service responds", MAX_WAIT, || ask().filter(|it| it.status == 200));
     // A server with a mesh certificate of another account takes the address of the service.
     let address = server.page.inbound(stock.port());
     server.kill();
     let _forwarder = Forwarder::start(address, other.page.inbound(intruder.port()));
     let wrong = || ask().filter(|it| it.reason() == Some("wrong-identity"));
-    let (response, _) = eventually("the client notices", PATIENCE, wrong);
+    let (response, _) = eventually("the client notices", MAX_WAIT, wrong);
     assert_eq!(response.status, 502);
 }
 
@@ -187,7 +187,7 @@ fn d_a_client_verifies_which_service_the_server_is() {
 #[test]
 fn e_a_pattern_matches_the_whole_path_and_not_the_query() {
     let stock = Application::echo();
-    let door = free_port();
+    let listener = free_port();
     let rules = "---
 apiVersion: leno.dev/v1alpha1
 kind: AccessPolicy
@@ -200,7 +200,7 @@ spec:
     let manifests = [
         mesh_config("strict"),
         server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", door)]),
+        client("web", &[], &[("stock", listener)]),
         allowed_http("web", "stock", "/admin"),
         rules.to_owned(),
     ];
@@ -209,7 +209,7 @@ spec:
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: a\r\nx-team: {team}\r\nconnection: close\r\n\r\n"
         );
-        exchange(loopback(door), &head).unwrap().status
+        exchange(loopback(listener), &head).unwrap().status
     };
     for (path, team, is_allowed) in [
         ("/admin", "", true),
@@ -254,7 +254,7 @@ fn f_no_local_page_shows_a_key_or_takes_a_change() {
 #[test]
 fn g_no_log_holds_a_body_or_a_credential() {
     let stock = Application::echo();
-    let door = free_port();
+    let listener = free_port();
     let sight = "---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
@@ -264,7 +264,7 @@ spec: {trustDomain: cluster.local, trafficMode: permissive, accessLog: {sampling
     let manifests = [
         sight.to_owned(),
         server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", door)]),
+        client("web", &[], &[("stock", listener)]),
     ];
     let mesh = Mesh::up_with(&manifests.concat(), &["--log-level", "debug,leno_proxy=trace"]);
     let body = "card=hunter2";
@@ -274,9 +274,9 @@ spec: {trustDomain: cluster.local, trafficMode: permissive, accessLog: {sampling
         body.len()
     )
     .replace("user:hunter2@", "");
-    let response = exchange(loopback(door), &head).unwrap();
+    let response = exchange(loopback(listener), &head).unwrap();
     assert_eq!(response.status, 200);
-    mesh.up.wait_for_line("/orders", PATIENCE);
+    mesh.up.wait_for_line("/orders", MAX_WAIT);
     assert!(!mesh.up.printed().contains("hunter2"), "{}", mesh.up.printed());
 }
 
@@ -313,7 +313,7 @@ fn i_a_target_for_http_opens_no_tcp_port() {
     };
     // A sidecar may read a connection before it has the target, and its request afterwards: such a connection
     // is reset.
-    eventually("the control plane has the target", PATIENCE, shown);
+    eventually("the control plane has the target", MAX_WAIT, shown);
     for _ in 0..20 {
         assert!(mesh.is_closed(), "a target for HTTP opens the TCP port");
     }
@@ -371,27 +371,27 @@ spec: {serviceAccount: web}
 /// A strict mesh in which the service `stock` uses TCP.
 struct TcpShop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
     _stock: Application,
 }
 
 impl TcpShop {
     fn open() -> Self {
         let stock = Application::echo();
-        let door = free_port();
+        let listener = free_port();
         let manifests = [
             mesh_config("strict"),
             server_of("stock", (stock.port(), "TCP"), &[]),
-            client("web", &[], &[("stock", door)]),
+            client("web", &[], &[("stock", listener)]),
         ];
         let mesh = Mesh::up(&manifests.concat());
-        Self { mesh, door: loopback(door), _stock: stock }
+        Self { mesh, listener: loopback(listener), _stock: stock }
     }
 
     /// True if no byte of the application is received.
     fn is_closed(&self) -> bool {
         // A sidecar that resets the connection can do so before the client sees it as established.
-        let response = match Connection::open(self.door) {
+        let response = match Connection::open(self.listener) {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the listener accepts");
                 return true;
@@ -426,4 +426,4 @@ fn loopback(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -162,7 +162,7 @@ fn application() -> Application {
 /// A mesh with all of these services, and the outbound listener of each.
 struct Shop {
     mesh: Mesh,
-    doors: Vec<u16>,
+    listeners: Vec<u16>,
     page: SocketAddr,
     _application: Application,
 }
@@ -171,7 +171,7 @@ impl Shop {
     fn open(mode: &str, cases: &[Case]) -> Self {
         let application = application();
         let mut manifests = mesh_config(mode);
-        let doors: Vec<u16> = cases.iter().map(|_| free_port()).collect();
+        let listeners: Vec<u16> = cases.iter().map(|_| free_port()).collect();
         for case in cases {
             manifests += &match case.service {
                 "empty" => service(case.service),
@@ -183,14 +183,14 @@ impl Shop {
             };
             manifests += &case.manifests;
         }
-        let pairs = cases.iter().map(|case| case.service).zip(doors.iter().copied());
+        let pairs = cases.iter().map(|case| case.service).zip(listeners.iter().copied());
         manifests += &client("web", &[], &pairs.collect::<Vec<_>>());
         let mesh = Mesh::up_with(&manifests, &["--access-log", "json", "--report-every", "1s"]);
         let status = mesh.leno(&["status", "-o", "json"]);
         let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
         let page = status["mesh"]["page"].as_str().expect("a page");
         let page = page.trim_start_matches("http://").trim_end_matches('/').parse();
-        Self { mesh, doors, page: page.expect("an address"), _application: application }
+        Self { mesh, listeners, page: page.expect("an address"), _application: application }
     }
 
     fn traffic(&self) -> Value {
@@ -217,7 +217,7 @@ impl Shop {
 }
 
 /// Sends a request as a client of this protocol does.
-fn send(door: u16, protocol: &str, path: &str) {
+fn send(listener: u16, protocol: &str, path: &str) {
     let mut curl = Command::new("curl");
     curl.args(["-s", "-o", "/dev/null", "--max-time", "20"]);
     match protocol {
@@ -230,7 +230,7 @@ fn send(door: u16, protocol: &str, path: &str) {
         LARGE => drop(curl.args(["-H", &format!("cookie: {}", "y".repeat(70_000))])),
         _ => {}
     }
-    let url = format!("http://{}:{door}{path}", Ipv4Addr::LOCALHOST);
+    let url = format!("http://{}:{listener}{path}", Ipv4Addr::LOCALHOST);
     // Connections that are reset have no status.
     curl.arg(url).status().expect("curl runs");
 }
@@ -238,19 +238,19 @@ fn send(door: u16, protocol: &str, path: &str) {
 fn check(mode: &str, cases: &[Case]) {
     let shop = Shop::open(mode, cases);
     let mut held = Vec::new();
-    for (case, door) in cases.iter().zip(&shop.doors) {
+    for (case, listener) in cases.iter().zip(&shop.listeners) {
         if case.held {
-            held.push(hold(*door, case.reason));
+            held.push(hold(*listener, case.reason));
         }
         for _ in 0..REQUESTS {
-            send(*door, case.protocol, "/");
+            send(*listener, case.protocol, "/");
         }
     }
     for case in cases {
         counts(&shop, case);
     }
-    for (case, door) in cases.iter().zip(&shop.doors) {
-        views(&shop, case, *door);
+    for (case, listener) in cases.iter().zip(&shop.listeners) {
+        views(&shop, case, *listener);
     }
     for mut child in held {
         drop(child.kill());
@@ -259,13 +259,13 @@ fn check(mode: &str, cases: &[Case]) {
 }
 
 /// Starts a request that holds the only concurrency permit.
-fn hold(door: u16, reason: &str) -> Child {
-    let url = format!("http://{}:{door}/hold", Ipv4Addr::LOCALHOST);
+fn hold(listener: u16, reason: &str) -> Child {
+    let url = format!("http://{}:{listener}/hold", Ipv4Addr::LOCALHOST);
     let start = || Command::new("curl").args(["-s", &url]).spawn().expect("curl runs");
     let mut child = start();
-    eventually("the place is taken", PATIENCE, || {
-        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-        let rejected = get(door, "/").ok()?.reason() == Some(reason);
+    eventually("the place is taken", MAX_WAIT, || {
+        let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
+        let rejected = get(listener, "/").ok()?.reason() == Some(reason);
         if child.try_wait().expect("a child of this test").is_some() {
             // Another request had the permit.
             child = start();
@@ -287,7 +287,7 @@ fn counts(shop: &Shop, case: &Case) {
         ]
     };
     let most = f64::from(REQUESTS - 1);
-    eventually(&format!("{service}: the client counts {reason}"), PATIENCE, || {
+    eventually(&format!("{service}: the client counts {reason}"), MAX_WAIT, || {
         (shop.counted("shop/web-1", &labels("outbound")) >= most).then_some(())
     });
     let server = format!("shop/{service}-1");
@@ -309,7 +309,7 @@ fn counts(shop: &Shop, case: &Case) {
 }
 
 /// Checks `top`, `status`, `diagnose` and the page.
-fn views(shop: &Shop, case: &Case, door: u16) {
+fn views(shop: &Shop, case: &Case, listener: u16) {
     let Case { service, reason, decided, protocol, .. } = case;
     let name = format!("shop/{service}");
     let by = if case.by == By::Server { "server" } else { "client" };
@@ -327,8 +327,8 @@ fn views(shop: &Shop, case: &Case, door: u16) {
     };
     // The views cover the last half minute: requests continue meanwhile.
     let shown = |view: &str, look: &dyn Fn() -> Option<()>| {
-        eventually(&format!("{view} shows {reason} of {name}"), PATIENCE, || {
-            (0..REQUESTS).for_each(|_| send(door, protocol, "/"));
+        eventually(&format!("{view} shows {reason} of {name}"), MAX_WAIT, || {
+            (0..REQUESTS).for_each(|_| send(listener, protocol, "/"));
             look()
         });
     };
@@ -375,7 +375,8 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
     let codes = [("403", "4xx"), ("404", "4xx"), ("429", "4xx"), ("500", "5xx")];
     for (status, _) in codes {
         for protocol in ["HTTP", ALONE] {
-            (0..REQUESTS).for_each(|_| send(shop.doors[0], protocol, &format!("/own/{status}")));
+            (0..REQUESTS)
+                .for_each(|_| send(shop.listeners[0], protocol, &format!("/own/{status}")));
         }
     }
     for (code, count) in [("4xx", 60.0), ("5xx", 20.0)] {
@@ -386,10 +387,10 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
                 "reason=\"\"".to_owned(),
             ];
             let counted = || (shop.counted(workload, &labels) >= count).then_some(());
-            eventually(&format!("{workload} counts {code}"), PATIENCE, counted);
+            eventually(&format!("{workload} counts {code}"), MAX_WAIT, counted);
         }
     }
-    eventually("the control plane knows of all", PATIENCE, || {
+    eventually("the control plane knows of all", MAX_WAIT, || {
         let traffic = shop.traffic();
         let rates = traffic["services"].as_array()?.first()?.clone();
         (rates["requests"] == 80 && rates["failed"] == 20).then_some(())
@@ -411,14 +412,14 @@ fn streams_that_stay_open_have_a_rate() {
 fn have_a_rate(protocol: &'static str, request: &str) {
     let long = Case { protocol, ..case("long", String::new(), ("", "")) };
     let shop = Shop::open("permissive", &[long]);
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.doors[0]));
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.listeners[0]));
     let connect = |_| {
-        let mut open = TcpStream::connect(door).expect("the sidecar listens");
+        let mut open = TcpStream::connect(listener).expect("the sidecar listens");
         open.write_all(request.as_bytes()).expect("the sidecar reads");
         open
     };
     let open: Vec<_> = (0..REQUESTS).map(connect).collect();
-    eventually("the control plane knows of all", PATIENCE, || {
+    eventually("the control plane knows of all", MAX_WAIT, || {
         let traffic = shop.traffic();
         let rates = traffic["services"].as_array()?.first()?.clone();
         let is_counted = rates["requests"] == REQUESTS && rates["failed"] == 0;
@@ -430,7 +431,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
         ("leno top", &["top", "--once"][..]),
         ("leno get services", &["get", "services", "-o", "wide"]),
     ] {
-        eventually(&format!("{view} shows a rate"), PATIENCE, || {
+        eventually(&format!("{view} shows a rate"), MAX_WAIT, || {
             further.borrow_mut().push(connect(0));
             let (code, text) = shop.text(arguments);
             let line = text.lines().find(|line| line.starts_with("shop/long"))?;
@@ -443,19 +444,19 @@ fn have_a_rate(protocol: &'static str, request: &str) {
 
 #[test]
 fn requests_to_no_service_are_a_finding_of_their_client() {
-    let door = free_port();
+    let listener = free_port();
     let mesh = Mesh::up_with(
-        &(mesh_config("permissive") + &client("web", &[], &[("missing", door)])),
+        &(mesh_config("permissive") + &client("web", &[], &[("missing", listener)])),
         &["--report-every", "1s"],
     );
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     let views: [(&[&str], &str); 3] = [
         (&["status"], "not services with unknown-service"),
         (&["diagnose", "shop/web-1"], "not services with unknown-service"),
         (&["top", "--once"], "(no service)  unknown-service"),
     ];
     for (command, expected) in views {
-        eventually(&format!("{command:?} names the reason"), PATIENCE, || {
+        eventually(&format!("{command:?} names the reason"), MAX_WAIT, || {
             for _ in 0..REQUESTS {
                 assert_eq!(get(address, "/").ok()?.reason(), Some("unknown-service"));
             }
@@ -473,22 +474,22 @@ const ALONE: &str = "HTTP, alone";
 /// known.
 const LARGE: &str = "HTTP, large";
 const REQUESTS: u32 = 10;
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A port without a declared protocol, with a policy that requires requests.
 #[test]
 fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     let application = Application::echo();
-    let door = free_port();
+    let listener = free_port();
     let policy = "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: closed, namespace: bookinfo}\n\
                   spec: {serviceAccounts: [ratings], deny: [{name: admin, requests: [{path: {value: /admin}}]}]}\n";
-    let manifests = manifest("", application.port(), door, "permissive");
+    let manifests = manifest("", application.port(), listener, "permissive");
     let manifests = manifests.replace(", protocol: HTTP", "");
     let mesh = Mesh::up(&format!("{manifests}{policy}"));
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-    let mut early = Connection::open(door).unwrap();
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
+    let mut early = Connection::open(listener).unwrap();
     for _ in 0..3 {
-        let mut check = Connection::open(door).unwrap();
+        let mut check = Connection::open(listener).unwrap();
         assert!(!check.stirs(Duration::from_secs(1)).unwrap(), "it ended");
     }
     assert!(!early.stirs(Duration::from_secs(1)).unwrap(), "it ended");
@@ -507,7 +508,7 @@ fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     let denied = denied.0;
     assert!(denied.len() == 1 && denied[0].ends_with("} 1"), "{denied:?}");
     // Bytes of another protocol are rejected, and the client gets a reset.
-    let mut other = Connection::open(door).unwrap();
+    let mut other = Connection::open(listener).unwrap();
     assert!(!other.stirs(Duration::from_secs(1)).unwrap(), "it ended");
     other.send("\0").unwrap();
     let ended = other.rest().unwrap_err();

@@ -14,7 +14,7 @@ use leno_tests::{
 use leno_tests::{is_root, signal_pid};
 use rustix::process::Signal;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
@@ -53,7 +53,7 @@ impl Piped {
     }
 
     fn wait(&mut self) -> std::process::ExitStatus {
-        eventually("leno up ends", PATIENCE, || self.up.try_wait().unwrap()).0
+        eventually("leno up ends", MAX_WAIT, || self.up.try_wait().unwrap()).0
     }
 }
 
@@ -66,10 +66,10 @@ impl Drop for Piped {
 
 #[test]
 fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
-    let (application, door) = (Application::echo(), free_port());
-    let mut mesh = Piped::up(&manifest("", application.port(), door, "permissive"));
+    let (application, listener) = (Application::echo(), free_port());
+    let mut mesh = Piped::up(&manifest("", application.port(), listener, "permissive"));
     let mut connection =
-        eventually("the door", PATIENCE, || Connection::open(loopback(door)).ok()).0;
+        eventually("the door", MAX_WAIT, || Connection::open(loopback(listener)).ok()).0;
     // Their access log lines exceed the capacity of the pipe and all queues.
     for _ in 0..6000 {
         assert_eq!(connection.get("/").unwrap().status, 200);
@@ -80,9 +80,9 @@ fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
 
 #[test]
 fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
-    let (application, door) = (Application::echo(), free_port());
-    let mut mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
-    let mut connection = Connection::open(loopback(door)).unwrap();
+    let (application, listener) = (Application::echo(), free_port());
+    let mut mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
+    let mut connection = Connection::open(loopback(listener)).unwrap();
     let sidecar = mesh.sidecar("bookinfo/client-1").pid;
     let signals = [
         Signal::HUP,
@@ -111,54 +111,54 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
             assert_eq!(connection.get("/").unwrap().status, 200, "{signal}");
         }
     }
-    mesh.up.wait_for_line("SIGHUP: reloading the files", PATIENCE);
+    mesh.up.wait_for_line("SIGHUP: reloading the files", MAX_WAIT);
     assert_eq!(mesh.sidecar("bookinfo/client-1").pid, sidecar, "the same process serves");
     mesh.up.signal(Signal::QUIT);
-    assert!(mesh.up.wait(PATIENCE).success());
+    assert!(mesh.up.wait(MAX_WAIT).success());
 }
 
 /// A power failure, or the CPU time limit: requests complete, and no process is left over.
 #[test]
 fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
     for signal in [Signal::POWER, Signal::XCPU] {
-        let (application, door) = (Application::echo(), free_port());
-        let mut mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+        let (application, listener) = (Application::echo(), free_port());
+        let mut mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
         let children: Vec<u32> = children(mesh.up.pid()).iter().map(|child| child.pid).collect();
         assert!(!children.is_empty());
         signal_pid(mesh.up.pid(), signal);
-        assert!(mesh.up.wait(PATIENCE).success(), "{signal:?}");
+        assert!(mesh.up.wait(MAX_WAIT).success(), "{signal:?}");
         for child in children {
             let is_gone = || (!Path::new(&format!("/proc/{child}")).exists()).then_some(());
-            eventually("the child is gone", PATIENCE, is_gone);
+            eventually("the child is gone", MAX_WAIT, is_gone);
         }
     }
 }
 
 #[test]
 fn configuration_that_is_away_is_reported_and_deletes_nothing() {
-    let (application, door) = (Application::echo(), free_port());
-    let mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+    let (application, listener) = (Application::echo(), free_port());
+    let mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
     let directory = mesh.file("").parent().unwrap().join("mesh");
     let away = directory.with_file_name("away");
     std::fs::rename(&directory, &away).unwrap();
-    eventually("a finding", PATIENCE, || {
+    eventually("a finding", MAX_WAIT, || {
         let status = mesh.leno(&["status"]);
         let text = String::from_utf8_lossy(&status.stdout).into_owned();
         (text.contains(&*directory.to_string_lossy()) && !status.status.success()).then_some(())
     });
-    assert_eq!(get(loopback(door), "/").unwrap().status, 200);
+    assert_eq!(get(loopback(listener), "/").unwrap().status, 200);
     std::fs::rename(&away, &directory).unwrap();
-    eventually("no finding", PATIENCE, || mesh.leno(&["status"]).status.success().then_some(()));
+    eventually("no finding", MAX_WAIT, || mesh.leno(&["status"]).status.success().then_some(()));
     mesh.remove("mesh.yaml");
-    eventually("the door closes", PATIENCE, || Connection::open(loopback(door)).err());
+    eventually("the door closes", MAX_WAIT, || Connection::open(loopback(listener)).err());
 }
 
 #[test]
 fn a_socket_that_is_removed_is_made_again() {
-    let (application, door) = (Application::echo(), free_port());
-    let mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+    let (application, listener) = (Application::echo(), free_port());
+    let mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
     std::fs::remove_file(mesh.data().join("control.sock")).unwrap();
-    eventually("an answer", PATIENCE, || mesh.leno(&["status"]).status.success().then_some(()));
+    eventually("an answer", MAX_WAIT, || mesh.leno(&["status"]).status.success().then_some(()));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
         "leno up",
         command.args(["up", "-f"]).arg(&manifests).arg("--data").arg(&data),
     );
-    up.wait_for_line("The mesh is up", PATIENCE);
+    up.wait_for_line("The mesh is up", MAX_WAIT);
     let status = leno().args(["get", "workloads", "--data"]).arg(&data).env("HOME", "").output();
     assert!(status.unwrap().status.success());
 }
@@ -278,5 +278,5 @@ spec: {{selector: {{app: own}}, ports: [{{name: http, port: 9000}}]}}
     );
     let subnet = "10.55.0.0/16";
     let mesh = Mesh::up_with(&manifests, &["--netns", "--netns-subnet", subnet]);
-    mesh.up.wait_for_line("own service 200", PATIENCE);
+    mesh.up.wait_for_line("own service 200", MAX_WAIT);
 }

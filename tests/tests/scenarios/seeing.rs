@@ -19,16 +19,16 @@ impl Demo {
         let mut command = leno();
         command.args(["demo", "--serve", "--duration", "20s"]);
         let program = Program::start("leno demo", &mut command);
-        let line = program.wait_for_line("watch it in a browser: http://", PATIENCE);
+        let line = program.wait_for_line("watch it in a browser: http://", MAX_WAIT);
         let (_, page) = line.split_once("http://").unwrap();
         let page = page.trim_end_matches('/').parse().unwrap();
-        program.wait_for_line("driving traffic", PATIENCE);
+        program.wait_for_line("driving traffic", MAX_WAIT);
         Self { program, page, data: PathBuf::new() }
     }
 
     /// Waits until the measurement is over and only a little traffic is left.
     fn calm(&mut self) {
-        let line = self.program.wait_for_line("leno top --data ", PATIENCE);
+        let line = self.program.wait_for_line("leno top --data ", MAX_WAIT);
         let (_, data) = line.split_once("--data ").unwrap();
         self.data = PathBuf::from(data.trim());
     }
@@ -105,7 +105,7 @@ fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
     assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{said}");
     assert!(said.contains("bookinfo/productpage-1") && said.contains("mCPU"), "{said}");
     rules_say_how_often_they_decided(&demo);
-    assert!(demo.program.stop(PATIENCE).code().is_some());
+    assert!(demo.program.stop(MAX_WAIT).code().is_some());
 }
 
 /// Makes the requests of productpage fail from now on.
@@ -144,21 +144,21 @@ fn the_page_is_usable_at_once_with_a_thousand_services() {
     let mut control = ControlPlane::start(&manifests, &["--page", "127.0.0.1:0"]);
     let page = control.ask("status")["page"].as_str().map(str::to_owned);
     browse("crowd", &page.expect("it has a page"));
-    assert!(control.program.stop(PATIENCE).success());
+    assert!(control.program.stop(MAX_WAIT).success());
 }
 
 /// Runs a script of `tests/programs/page` in a real browser and returns its output. The environment variable
 /// `LENO_PICTURES` names a folder for screenshots.
-pub(crate) fn browse(scene: &str, url: &str) -> String {
-    let mut command = page_script(scene, url);
+pub(crate) fn browse(config: &str, url: &str) -> String {
+    let mut command = page_script(config, url);
     if let Some(folder) = std::env::var_os("LENO_PICTURES") {
         command.arg(folder);
     }
-    let mut browser = Program::start(&format!("the scene {scene}"), &mut command);
-    let status = browser.wait(4 * PATIENCE);
-    assert!(status.success(), "{scene}: {status}\n{}", browser.printed());
+    let mut browser = Program::start(&format!("the scene {config}"), &mut command);
+    let status = browser.wait(4 * MAX_WAIT);
+    assert!(status.success(), "{config}: {status}\n{}", browser.printed());
     browser.printed()
 }
 
 /// Far longer than any step here takes.
-const PATIENCE: Duration = Duration::from_secs(90);
+const MAX_WAIT: Duration = Duration::from_secs(90);

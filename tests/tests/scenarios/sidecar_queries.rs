@@ -39,7 +39,7 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
         let workloads = workloads.as_array().expect("an array").iter();
         workloads.map(|it| it["sidecar"].as_str().expect("a state").to_owned()).collect()
     };
-    eventually("both control planes know of both sidecars", PATIENCE, || {
+    eventually("both control planes know of both sidecars", MAX_WAIT, || {
         let known = [states(with_both), states(with_none)];
         (known == [["connected"; 2], ["elsewhere"; 2]]).then_some(())
     });
@@ -73,4 +73,4 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     assert!(!text(&status).contains("without a connected sidecar"), "{}", text(&status));
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

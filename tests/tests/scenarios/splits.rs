@@ -32,9 +32,10 @@ impl Shop {
     /// Starts it; `protocol` is the declared protocol of the services.
     fn open(protocol: &str) -> Self {
         let applications = SERVICES.map(|name| Application::start(move |_| Answer::ok(name)));
-        let doors = [free_port(), free_port()];
+        let listeners = [free_port(), free_port()];
         let mut manifests = mesh_config("strict");
-        manifests += &client("user", &[], &[("stock.shop", doors[0]), ("stock-v3.shop", doors[1])]);
+        manifests +=
+            &client("user", &[], &[("stock.shop", listeners[0]), ("stock-v3.shop", listeners[1])]);
         for (name, application) in SERVICES.iter().zip(&applications) {
             manifests += &server_of(name, (application.port(), protocol), &[]);
             manifests += &match protocol {
@@ -49,7 +50,7 @@ metadata: {name: gold, namespace: shop}
 spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|platinum}]}]}
 ";
         let mesh = Mesh::up(&manifests);
-        let [root, last] = doors.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let [root, last] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         let shop = Self { mesh, root, last, _applications: applications };
         shop.turns("stock");
         shop

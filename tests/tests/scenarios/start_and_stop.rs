@@ -53,7 +53,7 @@ class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 def log_message(self,*a): pass\n\
 http.server.ThreadingHTTPServer(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 fn at(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
@@ -62,27 +62,27 @@ fn at(port: u16) -> SocketAddr {
 /// The command of an application changes during requests.
 #[test]
 fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_successor() {
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("go");
     let version = |version: &str| {
         let words = ["python3", "-c", VERSIONED, &port.to_string(), version];
         let words: Vec<&str> = words.into_iter().chain(file.to_str()).collect();
-        manifest(&serde_json::json!(words).to_string(), port, door, "permissive")
+        manifest(&serde_json::json!(words).to_string(), port, listener, "permissive")
     };
     let mesh = Mesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
-    let ask = |path: &'static str| thread::spawn(move || get(at(door), path).unwrap());
+    let ask = |path: &'static str| thread::spawn(move || get(at(listener), path).unwrap());
     assert_eq!(ask("/").join().unwrap().body, b"v1");
     // Over the sidecar's pooled connections to the application: no request may be lost.
-    let load = Load::paced("POST", at(door), 2, Duration::from_millis(5));
+    let load = Load::paced("POST", at(listener), 2, Duration::from_millis(5));
     load.wait_for(20);
     let slow = ask("/slow");
-    mesh.up.wait_for_line("got /slow.", PATIENCE);
+    mesh.up.wait_for_line("got /slow.", MAX_WAIT);
     mesh.write("mesh.yaml", &version("v2"));
-    mesh.up.wait_for_line("its requests in progress are completed first", PATIENCE);
+    mesh.up.wait_for_line("its requests in progress are completed first", MAX_WAIT);
     // The sidecar holds new requests from now on.
     let sidecar = AdminPage::of(&mesh.ask("proxies"), "bookinfo/ratings-1").unwrap();
-    eventually("no port of the application is open", PATIENCE, || {
+    eventually("no port of the application is open", MAX_WAIT, || {
         sidecar.world()["application"].as_object()?.is_empty().then_some(())
     });
     let next = ask("/next");
@@ -100,10 +100,11 @@ fn python(script: &str, port: u16) -> String {
 
 #[test]
 fn requests_in_progress_complete_before_applications_stop() {
-    let (port, door) = (free_port(), free_port());
-    let mut mesh = Mesh::up(&manifest(&python(SLOW, port), port, door, "permissive"));
-    let clients: Vec<_> =
-        (0..20).map(|number| thread::spawn(move || get(at(door), &format!("/{number}")))).collect();
+    let (port, listener) = (free_port(), free_port());
+    let mut mesh = Mesh::up(&manifest(&python(SLOW, port), port, listener, "permissive"));
+    let clients: Vec<_> = (0..20)
+        .map(|number| thread::spawn(move || get(at(listener), &format!("/{number}"))))
+        .collect();
     for number in 0..20 {
         mesh.up.wait_for_line(&format!("got /{number}."), Duration::from_secs(60));
     }
@@ -118,15 +119,15 @@ fn requests_in_progress_complete_before_applications_stop() {
 
 #[test]
 fn the_first_request_waits_until_the_application_is_ready() {
-    let (port, door) = (free_port(), free_port());
-    let plain = manifest(&python(LATE, port), port, door, "permissive");
+    let (port, listener) = (free_port(), free_port());
+    let plain = manifest(&python(LATE, port), port, listener, "permissive");
     let checked = plain.replace(
         "\n  run:",
         &format!("\n  readiness: {{httpGet: {{port: {port}, path: /ready}}}}\n  run:"),
     );
     for (manifests, status) in [(&plain, 503), (&checked, 200)] {
         let mut mesh = Mesh::up(manifests);
-        let response = get(at(door), "/").unwrap();
+        let response = get(at(listener), "/").unwrap();
         // Without a readiness check the application responds as soon as it listens: with its own 503.
         assert_eq!((response.status, response.reason()), (status, None));
         assert!(mesh.up.stop(Duration::from_secs(60)).success());
@@ -135,13 +136,13 @@ fn the_first_request_waits_until_the_application_is_ready() {
 
 #[test]
 fn an_application_runs_in_its_directory_as_its_user() {
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let directory = tempfile::tempdir().unwrap();
     let script = "import os,time; e = os.environ; print('here', os.getcwd(), os.getuid(), e['USER'] == e['LOGNAME'] and e['HOME'], flush=True); time.sleep(600)";
     let own = rustix::process::getuid().as_raw();
     let user = if own == 0 { 65_534 } else { own };
     let command = serde_json::json!(["python3", "-c", script]).to_string();
-    let manifests = manifest(&command, port, door, "permissive");
+    let manifests = manifest(&command, port, listener, "permissive");
     std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     let path = directory.path().display();
@@ -177,12 +178,12 @@ fn ask(folder: &Path, topic: &str) -> Value {
 /// The first signal waits for an application that ignores SIGTERM.
 #[test]
 fn a_second_signal_ends_processes_in_sessions_of_their_own() {
-    let (port, door, other) = (free_port(), free_port(), free_port());
+    let (port, listener, other) = (free_port(), free_port(), free_port());
     let server = |port: u16| format!("setsid python3 -m http.server {port} --bind 127.0.0.1");
     let script =
         format!("{} & env -i PATH=\"$PATH\" {} & trap '' TERM; wait", server(port), server(other));
     let command = serde_json::json!(["sh", "-c", script]).to_string();
-    let mut mesh = Mesh::up(&manifest(&command, port, door, "permissive"));
+    let mut mesh = Mesh::up(&manifest(&command, port, listener, "permissive"));
     for port in [port, other] {
         eventually("the server answers", Duration::from_secs(60), || get(at(port), "/").ok());
     }
@@ -308,13 +309,13 @@ fn in_shell(port: u16) -> String {
 #[test]
 fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() {
     let folder = tempfile::tempdir().unwrap();
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let command = in_shell(port);
-    let manifests = manifest(&command, port, door, "permissive");
+    let manifests = manifest(&command, port, listener, "permissive");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let answers = || {
         eventually("the application answers", Duration::from_secs(60), || {
-            get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+            get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
         });
     };
     let kill = |mut mesh: Program| {
@@ -358,14 +359,17 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
 #[test]
 fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     let folder = tempfile::tempdir().unwrap();
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let script = format!("setsid python3 -m http.server {port} --bind 127.0.0.1 & wait");
     let command = serde_json::json!(["sh", "-c", script]).to_string();
-    std::fs::write(folder.path().join("mesh.yaml"), manifest(&command, port, door, "permissive"))
-        .unwrap();
+    std::fs::write(
+        folder.path().join("mesh.yaml"),
+        manifest(&command, port, listener, "permissive"),
+    )
+    .unwrap();
     let answers = || {
         eventually("the application answers", Duration::from_secs(60), || {
-            get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+            get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
         });
     };
     let is_free = || std::net::TcpListener::bind(at(port)).is_ok();
@@ -405,18 +409,18 @@ if sys.argv[2]=='stay': time.sleep(600)\n";
 #[test]
 fn a_daemon_belongs_to_its_application_and_ends_with_it() {
     for first in ["stay", "end"] {
-        let (port, door) = (free_port(), free_port());
+        let (port, listener) = (free_port(), free_port());
         let command = serde_json::json!(["python3", "-c", DAEMON, port.to_string(), first]);
-        let mut mesh = Mesh::up(&manifest(&command.to_string(), port, door, "permissive"));
+        let mut mesh = Mesh::up(&manifest(&command.to_string(), port, listener, "permissive"));
         if first == "stay" {
-            eventually("the daemon answers", PATIENCE, || {
-                get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+            eventually("the daemon answers", MAX_WAIT, || {
+                get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
             });
         } else {
-            mesh.up.wait_for_line("the application ended; it is started again", PATIENCE);
+            mesh.up.wait_for_line("the application ended; it is started again", MAX_WAIT);
         }
         mesh.up.signal(Signal::INT);
-        assert!(mesh.up.wait(PATIENCE).success());
+        assert!(mesh.up.wait(MAX_WAIT).success());
         assert!(std::net::TcpListener::bind(at(port)).is_ok(), "{first}: the daemon has ended");
     }
 }
@@ -425,13 +429,16 @@ fn a_daemon_belongs_to_its_application_and_ends_with_it() {
 #[test]
 fn two_cleanings_at_once_both_succeed() {
     let folder = tempfile::tempdir().unwrap();
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let command = in_shell(port);
-    std::fs::write(folder.path().join("mesh.yaml"), manifest(&command, port, door, "permissive"))
-        .unwrap();
+    std::fs::write(
+        folder.path().join("mesh.yaml"),
+        manifest(&command, port, listener, "permissive"),
+    )
+    .unwrap();
     let mut killed = up(folder.path());
     eventually("the application answers", Duration::from_secs(60), || {
-        get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+        get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
     });
     killed.signal(Signal::KILL);
     killed.wait(Duration::from_secs(60));

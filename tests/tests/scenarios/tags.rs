@@ -69,30 +69,30 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
 
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
     applications: Vec<Application>,
 }
 
 impl Shop {
     fn open() -> Self {
         let applications = ["1", "2", "3"].map(version);
-        let door = free_port();
+        let listener = free_port();
         let mut manifests = mesh_config("permissive");
         manifests += RULES;
-        manifests += &client("web", &[], &[("orders", door)]);
+        manifests += &client("web", &[], &[("orders", listener)]);
         for (version, application) in [("1", &applications[0]), ("3", &applications[2])] {
             manifests += &workload(version, application.port());
         }
         let mesh = Mesh::up(&manifests);
         mesh.write("canary.yaml", &workload("2", applications[1].port()));
-        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-        Self { mesh, door, applications: applications.into() }
+        let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
+        Self { mesh, listener, applications: applications.into() }
     }
 
     fn ask(&self, header: &str) -> Option<Response> {
         let request =
             format!("GET / HTTP/1.1\r\nhost: orders\r\n{header}connection: close\r\n\r\n");
-        exchange(self.door, &request).ok()
+        exchange(self.listener, &request).ok()
     }
 
     /// Waits until a request gets this body.
@@ -155,9 +155,9 @@ spec:
 /// Returns an application in the caller's zone that responds with 500 while it is unhealthy. Each request needs
 /// a new connection.
 fn near(is_sick: &Arc<AtomicBool>) -> Application {
-    let told = Arc::clone(is_sick);
+    let output = Arc::clone(is_sick);
     Application::start(move |_| {
-        let head = match told.load(Ordering::SeqCst) {
+        let head = match output.load(Ordering::SeqCst) {
             true => "500 Sick",
             false => "200 OK",
         };
@@ -170,9 +170,10 @@ fn near(is_sick: &Arc<AtomicBool>) -> Application {
 /// Starts a caller in zone a, with these instances in its zone and one in another.
 fn two_zones(near: Vec<Application>) -> Shop {
     let far = Application::start(|_| Answer::ok("far"));
-    let door = free_port();
+    let listener = free_port();
     let mut manifests = mesh_config("permissive") + ZONES;
-    manifests += &client("web", &[], &[("orders", door)]).replace("app: web", "app: web, zone: a");
+    manifests +=
+        &client("web", &[], &[("orders", listener)]).replace("app: web", "app: web, zone: a");
     let zones = near.iter().map(|near| ("a", near)).chain([("b", &far)]);
     for (number, (zone, application)) in zones.enumerate() {
         let port = application.port();
@@ -188,8 +189,8 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
         .unwrap();
     }
     let mesh = Mesh::up(&manifests);
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-    Shop { mesh, door, applications: near.into_iter().chain([far]).collect() }
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
+    Shop { mesh, listener, applications: near.into_iter().chain([far]).collect() }
 }
 
 #[test]

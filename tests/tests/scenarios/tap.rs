@@ -13,7 +13,7 @@ use serde_json::Value;
 
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
     _stock: Application,
 }
 
@@ -25,14 +25,14 @@ impl Shop {
             ),
             false => Answer::ok("ok"),
         });
-        let door = free_port();
+        let listener = free_port();
         let manifests = [
             mesh_config("permissive"),
             server("stock", stock.port(), &[]),
-            client("web", &[], &[("stock", door)]),
+            client("web", &[], &[("stock", listener)]),
         ];
         let mesh = Mesh::up(&manifests.concat());
-        Self { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)), _stock: stock }
+        Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), _stock: stock }
     }
 
     fn ask(&self, path: &str) -> u16 {
@@ -40,7 +40,7 @@ impl Shop {
             "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
              cookie: session=hunter2\r\nconnection: close\r\n\r\n"
         );
-        exchange(self.door, &head).expect("an answer").status
+        exchange(self.listener, &head).expect("an answer").status
     }
 
     fn tap(&self, arguments: &[&str]) -> Program {
@@ -57,21 +57,21 @@ fn records(tap: &Program) -> Vec<Value> {
 }
 
 #[test]
-fn both_sidecars_tell_and_no_secret_is_told() {
+fn both_sidecars_tell_and_no_secret_is_reported() {
     let shop = Shop::open();
     let mut tap = shop.tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
     // Sidecars receive a tap with a delay: requests are sent until both have reported one.
     let asked = || {
         shop.ask("/other");
         shop.ask("/orders/7?token=hunter2");
-        let told = records(&tap);
-        let by = |side: &str| told.iter().any(|record| record["direction"] == side);
-        (told.len() >= 2 || (by("inbound") && by("outbound"))).then_some(told)
+        let output = records(&tap);
+        let by = |side: &str| output.iter().any(|record| record["direction"] == side);
+        (output.len() >= 2 || (by("inbound") && by("outbound"))).then_some(output)
     };
-    let (told, _) = eventually("two requests are shown", PATIENCE, asked);
-    assert!(tap.wait(PATIENCE).success(), "two were enough");
+    let (output, _) = eventually("two requests are shown", MAX_WAIT, asked);
+    assert!(tap.wait(MAX_WAIT).success(), "two were enough");
     assert!(!tap.printed().contains("hunter2"), "{}", tap.printed());
-    for record in &told {
+    for record in &output {
         assert_eq!((&record["path"], &record["response_code"]), (&"/orders/7".into(), &200.into()));
         let workload = match record["direction"].as_str() {
             Some("inbound") => "shop/stock-1",
@@ -86,12 +86,12 @@ fn filters_decide_in_the_sidecars_and_a_table_is_for_people() {
     let shop = Shop::open();
     let filters = ["--status", "5xx", "--from", "shop/web", "--side", "server"];
     let tap = shop.tap(&[&["stock.shop"][..], &filters].concat());
-    tap.wait_for_line("WORKLOAD", PATIENCE);
+    tap.wait_for_line("WORKLOAD", MAX_WAIT);
     let asked = || {
         assert_eq!((shop.ask("/orders"), shop.ask("/broken")), (200, 503));
         tap.printed().contains("/broken").then_some(())
     };
-    eventually("a failure is shown", PATIENCE, asked);
+    eventually("a failure is shown", MAX_WAIT, asked);
     let printed = tap.printed();
     let line = printed.lines().find(|line| line.contains("/broken")).expect("its line");
     for word in ["shop/stock-1", "inbound", "shop/web", "503", "GET"] {
@@ -112,15 +112,15 @@ fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream(
     assert_eq!(taps(), 0);
     let mut first = shop.tap(&["shop/stock", "-o", "json"]);
     let second = shop.tap(&["shop/stock", "-o", "json", "--method", "GET"]);
-    eventually("the sidecar has heard of both", PATIENCE, || (taps() == 2).then_some(()));
-    first.stop(PATIENCE);
-    eventually("the first is gone", PATIENCE, || (taps() == 1).then_some(()));
-    eventually("the second goes on", PATIENCE, || {
+    eventually("the sidecar has heard of both", MAX_WAIT, || (taps() == 2).then_some(()));
+    first.stop(MAX_WAIT);
+    eventually("the first is gone", MAX_WAIT, || (taps() == 1).then_some(()));
+    eventually("the second goes on", MAX_WAIT, || {
         shop.ask("/orders");
         (!records(&second).is_empty()).then_some(())
     });
     drop(second);
-    eventually("nobody taps", PATIENCE, || (taps() == 0).then_some(()));
+    eventually("nobody taps", MAX_WAIT, || (taps() == 0).then_some(()));
 }
 
 /// A reader that stops reading, as in `leno tap | less`.
@@ -133,14 +133,14 @@ fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
         command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data()).stdout(output);
         let mut tap = command.spawn().unwrap();
         // Signals are handled from here on, and the table header is its next output.
-        eventually("the tap catches signals", PATIENCE, || {
+        eventually("the tap catches signals", MAX_WAIT, || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", tap.id())).ok()?;
             let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
             let caught = u64::from_str_radix(caught.trim(), 16).ok()?;
             (caught & (1 << (signal.as_raw() - 1)) != 0).then_some(())
         });
         kill_process(Pid::from_child(&tap), signal).unwrap();
-        eventually("the tap has ended", PATIENCE, || tap.try_wait().unwrap());
+        eventually("the tap has ended", MAX_WAIT, || tap.try_wait().unwrap());
         drop(reader);
     }
 }
@@ -156,7 +156,7 @@ fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
     };
     let (reader, output) = full_pipe();
     let mut blocked = command(&["--for", "1s"]).stdout(output).spawn().unwrap();
-    eventually("the blocked tap has ended", PATIENCE, || blocked.try_wait().unwrap());
+    eventually("the blocked tap has ended", MAX_WAIT, || blocked.try_wait().unwrap());
     drop(reader);
     let done = command(&["--for", "1s"]).output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
@@ -176,7 +176,7 @@ fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
     assert!(header.contains("WORKLOAD"), "{header}");
     drop(reader);
     let ended = || piped.try_wait().unwrap();
-    let (status, time) = eventually("the tap without a reader has ended", PATIENCE, ended);
+    let (status, time) = eventually("the tap without a reader has ended", MAX_WAIT, ended);
     assert!(status.success() && time < SOON, "{status:?} after {time:?}");
     // A closed terminal sends SIGHUP only to processes of its session, and `nohup` ignores it.
     let mut python = Command::new("python3");
@@ -227,6 +227,6 @@ fn what_cannot_be_tapped_is_refused_at_once() {
     assert!(status.contains("use 503, 5xx or 400-499"), "{status}");
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Far shorter than the hour after which a tap ends by itself.
 const SOON: Duration = Duration::from_secs(10);

@@ -115,7 +115,7 @@ fn but(name: &str, value: Value) -> Value {
 }
 
 /// Returns a strict mesh in which tokens with a group have access to `stock`.
-fn manifests((port, door): (u16, u16), jwks: &str) -> String {
+fn manifests((port, listener): (u16, u16), jwks: &str) -> String {
     let rules = format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -140,7 +140,7 @@ spec:
 "
     );
     let stock = server("stock", port, &[]);
-    [mesh_config("strict"), stock, client("web", &[], &[("stock", door)]), rules].concat()
+    [mesh_config("strict"), stock, client("web", &[], &[("stock", listener)]), rules].concat()
 }
 
 /// Returns an application that responds with the forwarded identity of the client.
@@ -151,41 +151,41 @@ fn stock() -> Application {
     })
 }
 
-fn ask(door: u16, token: &str) -> Option<Response> {
+fn ask(listener: u16, token: &str) -> Option<Response> {
     let request = format!(
         "GET / HTTP/1.1\r\nhost: stock\r\nconnection: close\r\nx-user: eve\r\n\
          authorization: Bearer {token}\r\n\r\n"
     );
-    exchange(SocketAddr::from((Ipv4Addr::LOCALHOST, door)), &request).ok()
+    exchange(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), &request).ok()
 }
 
 /// Waits until a token gets this status, with `why` in the challenge.
-fn turns(door: u16, token: &str, status: u16, why: &str) -> Response {
+fn turns(listener: u16, token: &str, status: u16, why: &str) -> Response {
     let is = |answer: &Response| {
         let challenge = answer.header("www-authenticate").unwrap_or_default();
         answer.status == status && challenge.contains(why)
     };
-    eventually(&format!("{status} {why}"), PATIENCE, || ask(door, token).filter(is)).0
+    eventually(&format!("{status} {why}"), MAX_WAIT, || ask(listener, token).filter(is)).0
 }
 
 #[test]
 fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
-    let (issuer, stock, door) = (Issuer::new(), stock(), free_port());
+    let (issuer, stock, listener) = (Issuer::new(), stock(), free_port());
     issuer.make_key("one");
     issuer.make_key("two");
     issuer.show(&["one"]);
     let jwks = format!("{{url: \"https://localhost:{}/keys.json\", refresh: 1s}}", issuer.port);
     let roots = issuer.path("roots.pem");
-    let mesh = Mesh::up_with(&manifests((stock.port(), door), &jwks), &["--key-roots", &roots]);
+    let mesh = Mesh::up_with(&manifests((stock.port(), listener), &jwks), &["--key-roots", &roots]);
     let good = issuer.token("one", &claims(&["readers", "writers"]));
-    let early = turns(door, &good, 401, "the keys of the token's issuer are not available yet");
+    let early = turns(listener, &good, 401, "the keys of the token's issuer are not available yet");
     assert_eq!(early.reason(), Some("token-invalid"));
     eventually("the operator is warned", Duration::from_secs(60), || {
         unread(&mesh).contains("no token of this issuer is accepted").then_some(())
     });
 
     let mut serving = issuer.serve();
-    assert_eq!(turns(door, &good, 200, "").body, b"ann");
+    assert_eq!(turns(listener, &good, 200, "").body, b"ann");
     let unsigned = {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         format!("{}.{}.", encode(&json!({"alg": "none"})), encode(&claims(&["writers"])))
@@ -201,7 +201,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
         (issuer.token("one", &but("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
         (issuer.token("one", &but("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
     ] {
-        let answer = ask(door, &token).expect("the door answers");
+        let answer = ask(listener, &token).expect("the door answers");
         let challenge = answer.header("www-authenticate").unwrap_or_default();
         assert_eq!(answer.status, status, "{token}: {challenge}");
         assert_eq!(answer.reason().unwrap_or_default(), reason, "{token}: {challenge}");
@@ -211,40 +211,40 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
     // The next key is served in addition to the previous one and then replaces it; no process is restarted.
     let next = issuer.token("two", &claims(&["writers"]));
     issuer.show(&["one", "two"]);
-    turns(door, &next, 200, "");
-    assert_eq!(ask(door, &good).expect("the door answers").status, 200);
+    turns(listener, &next, 200, "");
+    assert_eq!(ask(listener, &good).expect("the door answers").status, 200);
     issuer.show(&["two"]);
-    turns(door, &good, 401, "signature is not valid");
-    assert_eq!(ask(door, &next).expect("the door answers").status, 200);
+    turns(listener, &good, 401, "signature is not valid");
+    assert_eq!(ask(listener, &next).expect("the door answers").status, 200);
 
     // An unavailable issuer does not affect requests.
-    serving.stop(PATIENCE);
-    eventually("the rule says what is wrong", PATIENCE, || {
+    serving.stop(MAX_WAIT);
+    eventually("the rule says what is wrong", MAX_WAIT, || {
         unread(&mesh).contains("the previous keys remain in force").then_some(())
     });
-    assert_eq!(ask(door, &next).expect("the door answers").status, 200);
+    assert_eq!(ask(listener, &next).expect("the door answers").status, 200);
 }
 
 #[test]
 fn keys_in_a_file_beside_the_rule_are_watched() {
-    let (issuer, stock, door) = (Issuer::new(), stock(), free_port());
+    let (issuer, stock, listener) = (Issuer::new(), stock(), free_port());
     issuer.make_key("one");
-    let mesh = Mesh::up(&manifests((stock.port(), door), "{file: keys.jwks}"));
+    let mesh = Mesh::up(&manifests((stock.port(), listener), "{file: keys.jwks}"));
     let good = issuer.token("one", &claims(&["writers"]));
-    turns(door, &good, 401, "the keys of the token's issuer are not available yet");
+    turns(listener, &good, 401, "the keys of the token's issuer are not available yet");
     mesh.write("keys.jwks", &issuer.set(&["one"]));
-    turns(door, &good, 200, "");
+    turns(listener, &good, 200, "");
     assert_eq!(unread(&mesh), "");
     mesh.write("keys.jwks", "{}");
-    eventually("the rule says what is wrong", PATIENCE, || {
+    eventually("the rule says what is wrong", MAX_WAIT, || {
         unread(&mesh).contains("is not a JWK set").then_some(())
     });
-    assert_eq!(ask(door, &good).expect("the door answers").status, 200);
+    assert_eq!(ask(listener, &good).expect("the door answers").status, 200);
 }
 
 #[test]
 fn keys_are_read_only_where_the_operator_permits() {
-    let (stock, door) = (stock(), free_port());
+    let (stock, listener) = (stock(), free_port());
     let asked = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&asked);
     let issuer = Application::start(move |_| {
@@ -253,19 +253,21 @@ fn keys_are_read_only_where_the_operator_permits() {
     });
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]"] {
         let jwks = format!("{{url: \"http://{host}:{}/keys.json\", refresh: 1s}}", issuer.port());
-        let mesh =
-            Mesh::up_with(&manifests((stock.port(), door), &jwks), &["--jwks-allow", "10.0.0.0/8"]);
-        eventually("the rule says what is wrong", PATIENCE, || {
+        let mesh = Mesh::up_with(
+            &manifests((stock.port(), listener), &jwks),
+            &["--jwks-allow", "10.0.0.0/8"],
+        );
+        eventually("the rule says what is wrong", MAX_WAIT, || {
             unread(&mesh).contains("--jwks-allow").then_some(())
         });
     }
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path of text");
     let mesh = Mesh::up_with(
-        &manifests((stock.port(), door), "{file: keys.jwks}"),
+        &manifests((stock.port(), listener), "{file: keys.jwks}"),
         &["--jwks-files", folder],
     );
-    eventually("the rule says what is wrong", PATIENCE, || {
+    eventually("the rule says what is wrong", MAX_WAIT, || {
         unread(&mesh).contains("--jwks-files").then_some(())
     });
     assert_eq!(asked.load(Ordering::Relaxed), 0, "requests to the issuer");
@@ -292,4 +294,4 @@ server.socket = context.wrap_socket(server.socket, server_side=True)
 server.serve_forever()
 ";
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use leno_tests::{Mesh, eventually, leno};
 use serde_json::Value;
 
 #[test]
-fn every_topic_is_told_in_yaml_as_in_json() {
+fn every_topic_is_reported_in_yaml_as_in_json() {
     let mesh = Mesh::up(TOPICS);
     let known = leno().args(["get", "--help"]).output().unwrap();
     let known = String::from_utf8(known.stdout).unwrap();
@@ -26,7 +26,7 @@ fn every_topic_is_told_in_yaml_as_in_json() {
         "rejected",
     ] {
         assert!(known.contains(topic), "{topic}: {known}");
-        let told = |form: &str| {
+        let printed = |form: &str| {
             let mut command = leno();
             command.args(["get", topic, "-o", form, "--data"]).arg(mesh.data());
             let output = command.output().unwrap();
@@ -35,8 +35,8 @@ fn every_topic_is_told_in_yaml_as_in_json() {
         };
         // The state may change between two queries.
         let (json, _) = eventually(topic, Duration::from_secs(60), || {
-            let json: Value = serde_json::from_str(&told("json")).unwrap();
-            let yaml: Value = serde_saphyr::from_str(&told("yaml")).unwrap();
+            let json: Value = serde_json::from_str(&printed("json")).unwrap();
+            let yaml: Value = serde_saphyr::from_str(&printed("yaml")).unwrap();
             (without_time(yaml) == without_time(json.clone())).then_some(json)
         });
         let empty = ["connections", "removed", "rules"];

@@ -18,7 +18,7 @@ const PARENT: &str = "00f067aa0ba902b7";
 /// A shop with a stock that responds with its trace context, and fails at `/broken`.
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
     stock: Application,
 }
 
@@ -30,13 +30,13 @@ impl Shop {
             ),
             _ => Answer::ok(request.header("traceparent").unwrap_or("none")),
         });
-        let door = free_port();
-        let mesh = Mesh::up(&manifests(&stock, door, tracing));
-        Self { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)), stock }
+        let listener = free_port();
+        let mesh = Mesh::up(&manifests(&stock, listener, tracing));
+        Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
     fn trace_to(&self, tracing: &str) {
-        self.mesh.write("mesh.yaml", &manifests(&self.stock, self.door.port(), tracing));
+        self.mesh.write("mesh.yaml", &manifests(&self.stock, self.listener.port(), tracing));
     }
 
     /// Sends a request with a trace id that ends in `number`, sampled or not.
@@ -46,12 +46,12 @@ impl Shop {
             "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
              traceparent: {context}\r\nconnection: close\r\n\r\n"
         );
-        exchange(self.door, &head).expect("an answer")
+        exchange(self.listener, &head).expect("an answer")
     }
 
     /// Waits until both sidecars apply the latest tracing settings: the application receives a span id.
     fn waits_for_tracing(&self) {
-        eventually("contexts are continued on both sides", PATIENCE, || {
+        eventually("contexts are continued on both sides", MAX_WAIT, || {
             let heard = String::from_utf8_lossy(&self.ask("/", 99, "00").body).into_owned();
             (heard.contains(TRACE) && !heard.contains(PARENT)).then_some(())
         });
@@ -61,7 +61,7 @@ impl Shop {
     fn waits_for_collector(&self, port: u16) {
         for workload in ["shop/web-1", "shop/stock-1"] {
             let admin = self.mesh.sidecar(workload).admin;
-            eventually("a sidecar knows its collector", PATIENCE, || {
+            eventually("a sidecar knows its collector", MAX_WAIT, || {
                 let world = get_page(admin, "/world").ok()?;
                 let world: Value = serde_json::from_slice(&world.body).ok()?;
                 let collector = world["tracing"]["collector"].as_str()?;
@@ -71,12 +71,13 @@ impl Shop {
     }
 }
 
-fn manifests(stock: &Application, door: u16, tracing: &str) -> String {
+fn manifests(stock: &Application, listener: u16, tracing: &str) -> String {
     let config = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec:\n  trafficMode: permissive\n{tracing}"
     );
-    [config, server("stock", stock.port(), &[]), client("web", &[], &[("stock", door)])].concat()
+    [config, server("stock", stock.port(), &[]), client("web", &[], &[("stock", listener)])]
+        .concat()
 }
 
 fn otlp(sampling: &str, port: u16, protocol: &str) -> String {
@@ -120,7 +121,7 @@ fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
     for workload in ["shop/web-1", "shop/stock-1"] {
         let exported = "leno_trace_spans_total{result=\"exported\"}";
         let sidecar = shop.mesh.sidecar(workload);
-        eventually("both of its spans are counted", PATIENCE, || {
+        eventually("both of its spans are counted", MAX_WAIT, || {
             (sidecar.metric(exported) >= 2.0).then_some(())
         });
     }
@@ -128,7 +129,7 @@ fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn the_parents_decision_is_kept_and_failures_are_told_all_the_same() {
+fn the_parents_decision_is_kept_and_failures_are_reported_all_the_same() {
     let collector = Collector::start();
     let shop = Shop::open(&otlp("100%", collector.http, "http"));
     shop.waits_for_tracing();
@@ -154,11 +155,11 @@ fn a_collector_that_dies_costs_spans_and_no_request() {
         assert_eq!(shop.ask("/", 5, "01").status, 200);
     }
     let web = shop.mesh.sidecar("shop/web-1");
-    eventually("spans are dropped and counted", PATIENCE, || {
+    eventually("spans are dropped and counted", MAX_WAIT, || {
         let refused = web.metric("leno_trace_spans_total{result=\"refused\"}");
         (refused >= 20.0).then_some(())
     });
 }
 
 /// A collector starts in a second; sidecars receive a change faster.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);

@@ -51,7 +51,7 @@ fn documents(group: &Value) -> String {
 fn replay(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
     for case in cases {
         let what = format!("{name}, {}: {}", case["name"], case["expect"]);
-        eventually(&what, PATIENCE, || (found(case) == case["expect"]).then_some(()));
+        eventually(&what, MAX_WAIT, || (found(case) == case["expect"]).then_some(()));
     }
     for case in cases {
         assert_eq!(found(case), case["expect"], "{name}, {}", case["name"]);
@@ -75,8 +75,8 @@ fn written(request: &Value) -> String {
 #[test]
 fn access_is_as_its_vectors_say() {
     let (stock, bytes) = (Application::echo(), Application::echo());
-    let doors = [free_port(), free_port(), free_port(), free_port()];
-    let mesh = Mesh::up(&shop((stock.port(), bytes.port()), doors));
+    let listeners = [free_port(), free_port(), free_port(), free_port()];
+    let mesh = Mesh::up(&shop((stock.port(), bytes.port()), listeners));
     for name in ACCESS {
         let group = group("access/access.json", name);
         let config = json!({
@@ -95,15 +95,15 @@ fn access_is_as_its_vectors_say() {
         assert!(!cases.is_empty(), "{name}");
         replay(name, &cases, |case| {
             let first = if case["from"] == "shop/web" { 0 } else { 2 };
-            let door = doors[first + usize::from(case["port"] == 15432)];
-            entered(SocketAddr::from((Ipv4Addr::LOCALHOST, door)), case)
+            let listener = listeners[first + usize::from(case["port"] == 15432)];
+            entered(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), case)
         });
     }
 }
 
 /// Returns a server with an HTTP and a TCP port, and two clients with outbound listeners for both.
-fn shop((web, db): (u16, u16), doors: [u16; 4]) -> String {
-    let client = |name: &str, doors: &[u16]| {
+fn shop((web, db): (u16, u16), listeners: [u16; 4]) -> String {
+    let client = |name: &str, listeners: &[u16]| {
         format!(
             "---
 apiVersion: leno.dev/v1alpha1
@@ -115,7 +115,7 @@ spec:
   - {{service: stock, port: 9080, listen: \"127.0.0.1:{}\"}}
   - {{service: stock, port: 15432, listen: \"127.0.0.1:{}\"}}
 ",
-            doors[0], doors[1]
+            listeners[0], listeners[1]
         )
     };
     format!(
@@ -134,20 +134,20 @@ spec:
   selector: {{app: stock}}
   ports: [{{name: web, port: 9080, targetPort: web}}, {{name: db, port: 15432, targetPort: db}}]
 {}{}",
-        client("web", &doors[..2]),
-        client("ops", &doors[2..])
+        client("web", &listeners[..2]),
+        client("ops", &listeners[2..])
     )
 }
 
 /// Returns the result for a client in the form of an expectation. The application responds even to bytes that
 /// are not requests.
-fn entered(door: SocketAddr, case: &Value) -> Value {
+fn entered(listener: SocketAddr, case: &Value) -> Value {
     let request = &case["request"];
     let head = match request.is_null() {
         true => "\u{1}\u{2}\r\n\r\n".to_owned(),
         false => written(request),
     };
-    let answer = Connection::open(door).and_then(|mut connection| {
+    let answer = Connection::open(listener).and_then(|mut connection| {
         connection.send(head)?;
         connection.receive()
     });
@@ -167,25 +167,25 @@ fn entered(door: SocketAddr, case: &Value) -> Value {
 fn routes_decide_as_their_vectors_say() {
     let names = ["stock", "a", "b", "c"];
     let applications = names.map(|name| Application::start(move |_| Answer::ok(name)));
-    let door = free_port();
+    let listener = free_port();
     let mut manifests = leno_tests::manifests::mesh_config("permissive");
     for (name, application) in names.iter().zip(&applications) {
         manifests += &server(name, application.port(), &[]);
     }
-    manifests += &client("web", &[], &[("stock.shop", door)]);
+    manifests += &client("web", &[], &[("stock.shop", listener)]);
     let mesh = Mesh::up(&manifests);
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     for name in ROUTES {
         let group = group("routes/precedence.json", name);
         mesh.write("group.yaml", &documents(&group));
         let cases: Vec<&Value> = group["cases"].as_array().unwrap().iter().collect();
-        replay(name, &cases, |case| routed(door, &case["request"]));
+        replay(name, &cases, |case| routed(listener, &case["request"]));
     }
 }
 
 /// Returns the backend that responds, or the reason that none does.
-fn routed(door: SocketAddr, request: &Value) -> Value {
-    let answer = Connection::open(door).and_then(|mut connection| {
+fn routed(listener: SocketAddr, request: &Value) -> Value {
+    let answer = Connection::open(listener).and_then(|mut connection| {
         connection.send(written(request))?;
         connection.receive()
     });
@@ -198,4 +198,4 @@ fn routed(door: SocketAddr, request: &Value) -> Value {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -16,10 +16,10 @@ use crate::output;
 /// If a process has ended, or the timeout expires.
 pub(super) async fn until_answered(
     (address, path): (SocketAddr, &str),
-    patience: Duration,
+    max_wait: Duration,
     mut alive: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let until = Instant::now() + patience;
+    let until = Instant::now() + max_wait;
     loop {
         let problem = match ask::admin(address, path).await {
             Ok(_) => return Ok(()),
@@ -43,12 +43,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_ends_with_patience_and_with_those_who_could_answer() {
+    async fn it_ends_with_max_wait_and_with_those_who_could_answer() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = taken.local_addr().unwrap();
         drop(taken);
-        let wait = |patience, alive: fn() -> anyhow::Result<()>| {
-            until_answered((address, "/"), patience, alive)
+        let wait = |max_wait, alive: fn() -> anyhow::Result<()>| {
+            until_answered((address, "/"), max_wait, alive)
         };
         let error = wait(Duration::ZERO, || Ok(())).await.unwrap_err().to_string();
         assert!(error.contains("it does not become ready"), "{error}");

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::child::{Child, Launch};
-use super::contender::START_PATIENCE;
+use super::contender::START_MAX_WAIT;
 use super::driver::Connecting;
 use super::layout::Layout;
 use super::rig::{MeshRules, Rig, TrafficMode};
@@ -90,10 +90,10 @@ impl App {
     }
 
     /// The timeout of their first response.
-    pub(super) const fn patience(self) -> Duration {
+    pub(super) const fn max_wait(self) -> Duration {
         match self {
-            Self::BuiltIn => START_PATIENCE,
-            Self::Spring => spring::START_PATIENCE,
+            Self::BuiltIn => START_MAX_WAIT,
+            Self::Spring => spring::START_MAX_WAIT,
         }
     }
 }
@@ -156,9 +156,10 @@ impl Applications {
                     let data = ports.of("data")?;
                     start(role, relay(ports, role, &[data])?)?;
                 }
-                let doors = ["door-1", "door-2", "door-3"];
-                let doors: Vec<u16> = doors.iter().filter_map(|door| ports.known(door)).collect();
-                start("consumer", relay(ports, "consumer", &doors)?)?;
+                let listeners = ["door-1", "door-2", "door-3"];
+                let listeners: Vec<u16> =
+                    listeners.iter().filter_map(|listener| ports.known(listener)).collect();
+                start("consumer", relay(ports, "consumer", &listeners)?)?;
             }
         }
         all.counting = counting;

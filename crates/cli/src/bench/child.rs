@@ -178,9 +178,9 @@ impl Child {
     pub(super) async fn stop(mut self) {
         self.signal(Signal::TERM);
         // The exit status is irrelevant.
-        drop(timeout(STOP_PATIENCE, self.process.wait()).await);
+        drop(timeout(STOP_MAX_WAIT, self.process.wait()).await);
         self.signal(Signal::KILL);
-        drop(timeout(STOP_PATIENCE, self.process.wait()).await);
+        drop(timeout(STOP_MAX_WAIT, self.process.wait()).await);
         self.group = None;
     }
 
@@ -201,6 +201,6 @@ impl Drop for Child {
 }
 
 /// Proxies without traffic end at once.
-const STOP_PATIENCE: Duration = Duration::from_secs(2);
+const STOP_MAX_WAIT: Duration = Duration::from_secs(2);
 /// Enough for an error message.
 const LAST_LINES: usize = 6;

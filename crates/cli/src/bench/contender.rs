@@ -21,7 +21,7 @@ use description::Description;
 
 pub(super) use installed::{InstallArgs, directory};
 pub(super) use leno::Sight;
-pub(super) use running::{Part, Running, START_PATIENCE};
+pub(super) use running::{Part, Running, START_MAX_WAIT};
 
 /// The proxies under test.
 #[derive(Debug, Clone)]
@@ -180,9 +180,9 @@ fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
             &[("door-1", "provider-1"), ("door-2", "provider-2"), ("door-3", "provider-3")]
         }
     };
-    for (entrance, backend) in roads {
+    for (listener, backend) in roads {
         let port = place.ports.of(backend)?;
-        place.ports.share(entrance, port);
+        place.ports.share(listener, port);
     }
     Ok(Running::default())
 }

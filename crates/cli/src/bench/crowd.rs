@@ -5,9 +5,9 @@
 //! traffic. Once all of them have all endpoints, the crowd executes orders: sidecars move, and it reports when
 //! the others received the change.
 
-mod audience;
 mod obey;
 mod order;
+mod state;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -34,11 +34,11 @@ use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use self::audience::{Audience, Seat};
+use self::state::{CrowdState, Seat};
 use crate::{limits, output, stop};
 
-pub(super) use self::audience::since_1970;
-pub(super) use self::order::{Order, Seen, Told};
+pub(super) use self::order::{Order, Reported, Seen};
+pub(super) use self::state::since_1970;
 
 /// Arguments of the hidden `leno bench crowd`.
 #[derive(Debug, Args)]
@@ -90,34 +90,34 @@ async fn gather(plan: CrowdPlan) -> anyhow::Result<()> {
     tokio::pin!(stop);
     let joining = Rc::new(Semaphore::new(JOINING_MAX));
     let waiting = Rc::new(Cell::new(plan.members.len()));
-    let news = Rc::new(Notify::new());
+    let changed = Rc::new(Notify::new());
     let mut members = JoinSet::new();
     let (seats, requests): (Vec<_>, Vec<_>) = plan.members.iter().map(seat).unzip();
     let seats = seats.into_iter().collect::<anyhow::Result<_>>()?;
-    let audience = Rc::new(Audience::new(seats));
+    let state = Rc::new(CrowdState::new(seats));
     for ((at, member), requests) in plan.members.into_iter().enumerate().zip(requests) {
-        let news = Rc::clone(&news);
+        let changed = Rc::clone(&changed);
         let waiting = Rc::clone(&waiting);
         let complete = move || {
             waiting.set(waiting.get().saturating_sub(1));
-            news.notify_one();
+            changed.notify_one();
         };
-        let (joining, audience) = (Rc::clone(&joining), Rc::clone(&audience));
-        let life = Life { member, at, control: plan.control, audience };
+        let (joining, state) = (Rc::clone(&joining), Rc::clone(&state));
+        let life = Life { member, at, control: plan.control, state };
         members.spawn_local(life.live(joining, requests, complete));
     }
-    let obeying = obey::obey(&audience);
+    let obeying = obey::obey(&state);
     tokio::pin!(obeying);
-    let mut told = false;
+    let mut reported = false;
     loop {
-        if waiting.get() == 0 && !told {
-            told = true;
+        if waiting.get() == 0 && !reported {
+            reported = true;
             output::print(CONVERGED)?;
         }
         tokio::select! {
             () = &mut stop => return Ok(()),
-            () = news.notified() => {}
-            obeyed = &mut obeying, if told => return obeyed,
+            () = changed.notified() => {}
+            obeyed = &mut obeying, if reported => return obeyed,
             Some(ended) = members.join_next() => ended.context("a member failed")??,
         }
     }
@@ -145,7 +145,7 @@ struct Life {
     /// Its index in the crowd.
     at: usize,
     control: SocketAddr,
-    audience: Rc<Audience>,
+    state: Rc<CrowdState>,
 }
 
 impl Life {
@@ -157,7 +157,7 @@ impl Life {
         mut requests: mpsc::Receiver<Request>,
         complete: impl Fn(),
     ) -> anyhow::Result<()> {
-        let Self { member, at, control, audience } = self;
+        let Self { member, at, control, state } = self;
         let workload: WorkloadName = member.workload.parse().context("a workload")?;
         let mut wanted = BTreeMap::new();
         for (service, endpoints) in &member.services {
@@ -169,13 +169,13 @@ impl Life {
             .with_context(|| format!("{workload} cannot join"))?;
         drop(permit);
         let mut stream = Some(first);
-        let told = Cell::new(false);
+        let reported = Cell::new(false);
         let mut apply = |update: Update| {
-            if !told.get() && knows(&update, &wanted) {
-                told.set(true);
+            if !reported.get() && knows(&update, &wanted) {
+                reported.set(true);
                 complete();
             }
-            audience.told(at, &update);
+            state.reported(at, &update);
             Ok(())
         };
         let mut subscriber = Subscriber::new();
@@ -187,11 +187,11 @@ impl Life {
             };
             if let Ok(stream) = connected {
                 failures = 0;
-                audience.stream(true);
+                state.stream(true);
                 let hello = Hello {
                     workload: workload.clone(),
                     // No process listens there: endpoints are distributed, not used.
-                    listeners: vec![audience.listener(at)],
+                    listeners: vec![state.listener(at)],
                     admin: None,
                     pid: std::process::id(),
                     version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -199,13 +199,13 @@ impl Life {
                     addresses: Vec::new(),
                     looked_up: Vec::new(),
                     session: since_1970(),
-                    edition: credential.edition(),
+                    ca_generation: credential.ca_generation(),
                     process: 0,
                     answers_queries: false,
                     report: Default::default(),
                 };
                 let ended = follow(stream, hello, &mut subscriber, &mut requests, &mut apply).await;
-                audience.stream(false);
+                state.stream(false);
                 tracing::debug!(workload = %member.workload, reason = %ended, "disconnected");
             }
             failures += 1;

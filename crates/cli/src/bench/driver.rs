@@ -225,7 +225,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn our_generator_is_told_everything() {
+    fn our_generator_is_reported_everything() {
         let launch = leno(&demand()).unwrap();
         let words: Vec<_> =
             launch.command.iter().skip(1).map(|word| word.to_str().unwrap()).collect();

@@ -47,7 +47,7 @@ fn body(report: &Report) -> String {
         cases(report),
         published(report),
         contenders(report),
-        remarks(report),
+        diagnostics(report),
         "</section>".to_owned(),
     ]
     .concat()
@@ -208,7 +208,7 @@ fn contender(facts: &Facts) -> String {
     )
 }
 
-fn remarks(report: &Report) -> String {
+fn diagnostics(report: &Report) -> String {
     let list = |texts: &[String]| -> String {
         texts.iter().map(|text| format!("<li>{}</li>", escape(text))).collect()
     };

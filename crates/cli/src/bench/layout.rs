@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Layout {
-    /// One client and one server, each behind its proxy; HTTP. The port `entrance` forwards to the port
+    /// One client and one server, each behind its proxy; HTTP. The port `listener` forwards to the port
     /// `backend`.
     Http,
     /// The same for opaque TCP.
     Tcp,
-    /// Two services of bookinfo: the port `entrance-ratings` forwards to the port `ratings`, the port
-    /// `entrance-gateway` to `gateway`, and the port `outbound`, an HTTP proxy for the application behind
+    /// Two services of bookinfo: the port `listener-ratings` forwards to the port `ratings`, the port
+    /// `listener-gateway` to `gateway`, and the port `outbound`, an HTTP proxy for the application behind
     /// `gateway`, to `ratings`.
     Bookinfo,
-    /// One client and three servers, each behind its proxy. The ports `entrance-1` to `entrance-3` forward to
+    /// One client and three servers, each behind its proxy. The ports `listener-1` to `listener-3` forward to
     /// the ports `backend-1` to `backend-3`.
     Fan,
-    /// A consumer that calls one of three providers, which call one data source. The port `door-1` forwards to
+    /// A consumer that calls one of three providers, which call one data source. The port `listener-1` forwards to
     /// any of the ports `provider-1` to `provider-3`; the data source is outside the mesh.
     Chain,
     /// The same with rules that select providers by tag.

@@ -79,8 +79,8 @@ async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
         .collect::<Vec<std::ffi::OsString>>();
     command.extend([dir.join("pom.xml").into(), "package".into()]);
     let mut maven = Child::start(&Launch::new(command), &dir.join("maven.log"))?;
-    let Ok(ended) = timeout(BUILD_PATIENCE, maven.output()).await else {
-        bail!("the build did not finish within {BUILD_PATIENCE:?}: {}", maven.last_words());
+    let Ok(ended) = timeout(BUILD_MAX_WAIT, maven.output()).await else {
+        bail!("the build did not finish within {BUILD_MAX_WAIT:?}: {}", maven.last_words());
     };
     let (status, _) = ended?;
     if !status.success() {
@@ -97,7 +97,7 @@ fn fingerprint(project: &Project) -> u64 {
 }
 
 /// For some hundred libraries over a slow connection.
-const BUILD_PATIENCE: Duration = Duration::from_secs(15 * 60);
+const BUILD_MAX_WAIT: Duration = Duration::from_secs(15 * 60);
 
 #[cfg(test)]
 mod tests {

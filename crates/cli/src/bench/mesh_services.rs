@@ -68,9 +68,9 @@ async fn run(
     let server = sidecar(rig, dir, (ports, address), "server").await?;
     let client = sidecar(rig, dir, (ports, address), "client").await?;
     for number in 0..USED.min(services) {
-        let door = ports.address(&format!("door-{number}"))?;
-        let until = Instant::now() + PATIENCE;
-        while let Err(error) = ask::admin(door, "/").await {
+        let listener = ports.address(&format!("door-{number}"))?;
+        let until = Instant::now() + MAX_WAIT;
+        while let Err(error) = ask::admin(listener, "/").await {
             if Instant::now() > until {
                 return Err(error).context("a service does not respond");
             }
@@ -101,7 +101,7 @@ async fn sidecar(
     name: &str,
 ) -> anyhow::Result<Child> {
     let mesh = Mesh::at(&dir.join("data"));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + MAX_WAIT;
     let token = loop {
         match mesh.send("POST", &format!("/token?workload=bench/{name}")).await {
             Ok(token) => break token,
@@ -152,8 +152,11 @@ fn manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Resu
     }
     text.push_str("  outbound:\n");
     for number in 0..USED.min(services) {
-        let door = ports.address(&format!("door-{number}"))?;
-        writeln!(text, "  - {{service: service-{number}.bench, port: 80, listen: \"{door}\"}}")?;
+        let listener = ports.address(&format!("door-{number}"))?;
+        writeln!(
+            text,
+            "  - {{service: service-{number}.bench, port: 80, listen: \"{listener}\"}}"
+        )?;
     }
     let text = text.replacen(
         "serviceAccount: server\n",
@@ -184,5 +187,5 @@ pub(super) const USED: usize = 5;
 /// Half of the limit of a file.
 const PER_FILE: usize = 5000;
 /// For reading ten thousand documents.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -81,17 +81,17 @@ impl Stage<'_, '_> {
         let before = sample::cpu(&[pid]);
         let began = Instant::now();
         let (mut crowd, real) = self.everybody(&tokens, address)?;
-        let patience = ROLLOUT_PATIENCE;
-        match timeout(patience, crowd.line()).await {
+        let max_wait = ROLLOUT_MAX_WAIT;
+        match timeout(max_wait, crowd.line()).await {
             Ok(Some(line)) if line == CONVERGED => {}
             Ok(_) => bail!("the simulated sidecars exited: {}", crowd.last_words()),
-            Err(_) => bail!("not all sidecars were in sync within {patience:?}"),
+            Err(_) => bail!("not all sidecars were in sync within {max_wait:?}"),
         }
         self.registered(&data).await?;
         let rollout = began.elapsed().as_secs_f64();
         let spent = sample::cpu(&[pid]).saturating_sub(before).as_secs_f64();
         let peak = sample::peak_kib(pid);
-        self.use_doors().await?;
+        self.use_listeners().await?;
         sleep(timing.warm_up).await;
         let (before, began) = (sample::cpu(&[pid]), Instant::now());
         sleep(timing.duration).await;
@@ -157,7 +157,7 @@ impl Stage<'_, '_> {
 
     /// Waits until the real sidecars are ready as well.
     async fn registered(&self, data: &Path) -> anyhow::Result<()> {
-        let until = Instant::now() + ROLLOUT_PATIENCE;
+        let until = Instant::now() + ROLLOUT_MAX_WAIT;
         loop {
             let status = Mesh::at(data).ask("/status").await?;
             let registered = status["registered"].as_u64().unwrap_or_default();
@@ -245,7 +245,7 @@ impl Stage<'_, '_> {
     /// Creates one token per workload.
     async fn tokens(&self, data: &Path, control: SocketAddr) -> anyhow::Result<Vec<String>> {
         let mesh = Mesh::at(data);
-        let until = Instant::now() + START_PATIENCE;
+        let until = Instant::now() + START_MAX_WAIT;
         while mesh.ask("/status").await.is_err() {
             if Instant::now() > until {
                 bail!("the control plane does not respond");
@@ -264,11 +264,11 @@ impl Stage<'_, '_> {
 
     /// Sends a request through each outbound listener of the real sidecars, so that they subscribe to the
     /// services as they would with traffic. The responses are ignored.
-    async fn use_doors(&mut self) -> anyhow::Result<()> {
+    async fn use_listeners(&mut self) -> anyhow::Result<()> {
         for index in 0..self.crowd.real.min(self.crowd.sidecars) {
             for number in 0..self.used(index).len() {
-                let door = self.ports.address(&format!("door-{index}-{number}"))?;
-                drop(ask::admin(door, "/").await);
+                let listener = self.ports.address(&format!("door-{index}-{number}"))?;
+                drop(ask::admin(listener, "/").await);
             }
         }
         Ok(())
@@ -288,7 +288,7 @@ pub(super) const PER_SERVICE: usize = 10;
 /// The number of services that a workload uses.
 pub(super) const USED: usize = 4;
 /// For reading some thousand documents.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_MAX_WAIT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Far more than 1,600 sidecars take.
-const ROLLOUT_PATIENCE: Duration = Duration::from_secs(120);
+const ROLLOUT_MAX_WAIT: Duration = Duration::from_secs(120);

@@ -205,5 +205,5 @@ pub(super) struct Published {
     pub(super) columns: &'static [&'static str],
     pub(super) rows: &'static [&'static [&'static str]],
     /// A note for the reader.
-    pub(super) remark: &'static str,
+    pub(super) diagnostic: &'static str,
 }

@@ -43,7 +43,7 @@ pub(super) async fn start(
     };
     let address = ports.address("registry")?;
     let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
-    let answered = until_answered((address, "/eureka/apps"), START_PATIENCE, || {
+    let answered = until_answered((address, "/eureka/apps"), START_MAX_WAIT, || {
         registry.ended().map_or(Ok(()), |status| bail!("it exited, {status}"))
     });
     let answered = answered.await;
@@ -69,7 +69,7 @@ pub(super) const ABOUT: &str = "Spring Cloud applications: ratings (Spring MVC o
 /// The additional time of a run for starting three JVMs.
 pub(super) const STARTING: Duration = Duration::from_secs(30);
 /// For a busy machine, on which they share the rest of one core.
-pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const START_MAX_WAIT: Duration = Duration::from_secs(300);
 /// The name of the service in the mesh.
 const RATINGS: &str = "ratings.bookinfo:9080";
 /// Three of them share a machine.

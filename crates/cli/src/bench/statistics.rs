@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_told_as_a_part_of_the_median() {
+    fn a_range_is_reported_as_a_part_of_the_median() {
         let range = Range::of(&[90.0, 100.0, 120.0]).unwrap();
         assert_eq!(range, Range { min: 90.0, max: 120.0, spread: 0.3 });
         assert_eq!(Range::of(&[]), None);

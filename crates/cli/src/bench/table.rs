@@ -153,7 +153,7 @@ fn published_table(published: &Published) -> String {
     }
     format!(
         "Published elsewhere, not measured here: {}\n{table}\n{}\nSource: {}\n",
-        published.title, published.remark, published.source
+        published.title, published.diagnostic, published.source
     )
 }
 

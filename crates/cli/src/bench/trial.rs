@@ -98,9 +98,9 @@ pub(super) struct CoresBusy {
     pub(super) proxies: f64,
     pub(super) load_and_applications: f64,
     /// Cores of the proxies that were busy with unrelated processes.
-    pub(super) strangers_beside_proxies: f64,
+    pub(super) external_clients_beside_proxies: f64,
     /// Cores of load and applications that were busy with unrelated processes.
-    pub(super) strangers_beside_load: f64,
+    pub(super) external_clients_beside_load: f64,
 }
 
 /// The durations of a run.
@@ -158,7 +158,7 @@ async fn measure(
     for (role, path) in &case.targets {
         let address = ports.address(role)?;
         let alive = || running.check_alive().and_then(|()| applications.check_alive());
-        until_answered((address, path), case.app.patience(), alive).await?;
+        until_answered((address, path), case.app.max_wait(), alive).await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE).await;

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn in_json_whatever_is_named_like_a_secret_goes_and_json_is_left() {
         let redaction = Redaction::new().unwrap();
-        let told = serde_json::json!({
+        let reported = serde_json::json!({
             "labels": {"app": "cart", "db-password": "sword fish"},
             "headers": [
                 {"name": "X-Api-Key", "values": ["swordfish"]},
@@ -146,7 +146,7 @@ mod tests {
             "tokens": 5,
             "problem": "`Cookie: a=swordfish`\nis none: -----BEGIN PRIVATE KEY-----\nMHc",
         });
-        let left = redaction.of(&told.to_string());
+        let left = redaction.of(&reported.to_string());
         let left: Value = serde_json::from_str(&left).unwrap();
         let expected = serde_json::json!({
             "labels": {"app": "cart", "db-password": "[redacted]"},

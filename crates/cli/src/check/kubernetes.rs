@@ -57,15 +57,15 @@ fn to_text(examined: &[Examined]) -> String {
 
 fn to_json(examined: &[Examined]) -> serde_json::Value {
     let one = |it: &Examined| {
-        let mut told = json!({"subject": it.subject, "verdict": word(&it.finding)});
+        let mut reported = json!({"subject": it.subject, "verdict": word(&it.finding)});
         match &it.finding {
-            Finding::Well(text) => told["text"] = json!(text),
+            Finding::Well(text) => reported["text"] = json!(text),
             Finding::Odd(trouble) | Finding::Wrong(trouble) => {
-                told["text"] = json!(trouble.problem);
-                told["remedy"] = json!(trouble.remedy);
+                reported["text"] = json!(trouble.problem);
+                reported["remedy"] = json!(trouble.remedy);
             }
         }
-        told
+        reported
     };
     examined.iter().map(one).collect()
 }
@@ -89,10 +89,10 @@ mod tests {
             },
         ];
         assert_eq!(to_text(&examined), "ok: nodes: 3\nwrong: webhook: there is none; install it\n");
-        let told = to_json(&examined);
-        assert_eq!(told[0], json!({"subject": "nodes", "verdict": "ok", "text": "3"}));
+        let reported = to_json(&examined);
+        assert_eq!(reported[0], json!({"subject": "nodes", "verdict": "ok", "text": "3"}));
         assert_eq!(
-            told[1],
+            reported[1],
             json!({
                 "subject": "webhook", "verdict": "wrong", "text": "there is none",
                 "remedy": "install it",

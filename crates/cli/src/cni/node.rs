@@ -178,7 +178,7 @@ async fn answer_all(listener: UnixListener, node: Arc<Node>) {
         tokio::select! {
             (stream, _) = listener.accept(), if answers.len() < QUESTIONS_MAX => {
                 let node = Arc::clone(&node);
-                answers.spawn(async move { timeout(PATIENCE, answer_one(stream, &node)).await });
+                answers.spawn(async move { timeout(MAX_WAIT, answer_one(stream, &node)).await });
             }
             Some(answered) = answers.join_next() => match answered {
                 Ok(Ok(Ok(()))) => {}
@@ -215,6 +215,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// More than the pods that start concurrently on a node.
 const QUESTIONS_MAX: usize = 64;
 /// Less than the plugin's timeout.
-const PATIENCE: Duration = Duration::from_secs(12);
+const MAX_WAIT: Duration = Duration::from_secs(12);
 /// For the one request that remains at shutdown.
 const GOODBYE: Duration = Duration::from_secs(5);

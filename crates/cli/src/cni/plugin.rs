@@ -132,8 +132,8 @@ fn question(arguments: &str) -> Option<Question> {
 fn ask(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     let asked = || -> anyhow::Result<Answer> {
         let mut stream = UnixStream::connect(leno_listen::SocketPath::of(socket)?.path())?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(MAX_WAIT))?;
+        stream.set_write_timeout(Some(MAX_WAIT))?;
         stream.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes())?;
         let mut line = String::new();
         BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
@@ -157,14 +157,14 @@ const FAILED: u32 = 100;
 /// Configurations are a page or two.
 const INPUT_BYTES_MAX: u64 = 1 << 20;
 /// The kubelet retries; meanwhile the agent queries the API server.
-const PATIENCE: Duration = Duration::from_secs(15);
+const MAX_WAIT: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_pod_is_told_by_the_runtime() {
+    fn the_pod_is_reported_by_the_runtime() {
         let arguments = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-1;\
                          K8S_POD_INFRA_CONTAINER_ID=0f;K8S_POD_UID=7";
         let asked = Question {

@@ -16,8 +16,8 @@ use leno_control::{
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::{NamespaceName, server_version};
 use leno_kubernetes::authority::SharedAuthority;
-use leno_kubernetes::gateway::{Wish, provision};
-use leno_kubernetes::guests::{Grants, keep_guests};
+use leno_kubernetes::external_principals::{Grants, keep_external_principals};
+use leno_kubernetes::gateway::{DesiredGateway, provision};
 use leno_kubernetes::inject::{Exclusions, Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::rejections::keep_rejections;
@@ -31,7 +31,7 @@ use leno_registry::{Rejected, Update, Warning};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::told;
+use super::reported;
 use crate::cluster::namespace_name;
 use crate::everywhere::listening;
 
@@ -166,9 +166,10 @@ pub(super) async fn start(
     let leading = write_statuses(writing, &source, unwritten, &mut tasks);
     let mut progress = source.progress();
     let choices = Choices { exclusions: source.exclusions(), floor: source.floor() };
-    let (guests, lifetime) = (source.guests(), config.certificate_lifetime);
-    let of_guests = leading.clone();
-    let gateways = args.gateways.then(|| Gateways { wishes: source.wishes(), leading });
+    let (external_principals, lifetime) =
+        (source.external_principals(), config.certificate_lifetime);
+    let of_external_principals = leading.clone();
+    let gateways = args.gateways.then(|| Gateways { desired: source.desired(), leading });
     tasks.spawn(named("the watch of the API server", source.follow(facts)));
     let first = tokio::select! {
         first = updates.recv() => first,
@@ -178,7 +179,7 @@ pub(super) async fn start(
     let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
     if !in_doubt.is_empty() {
         // No authority is created for a trust domain that may be wrong.
-        told(Err(StartError::MeshConfig(in_doubt)))?;
+        reported(Err(StartError::MeshConfig(in_doubt)))?;
     }
 
     // The authority is one of the trust domain in the MeshConfig.
@@ -201,9 +202,15 @@ pub(super) async fn start(
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
     tasks.spawn(named("the watch of the API server", forward(first, updates, again)));
-    let control = told(Control::start_fed(config, fed).await)?;
+    let control = reported(Control::start_fed(config, fed).await)?;
     let (asking, authority) = (client.clone(), control.authority());
-    let keeping = keep_guests(asking, lifetime, authority, (guests, of_guests), outcomes);
+    let keeping = keep_external_principals(
+        asking,
+        lifetime,
+        authority,
+        (external_principals, of_external_principals),
+        outcomes,
+    );
     tasks.spawn(named("the controller of AccessCerts", keeping));
     write_facts(&client, args, (&control, facts_of_sidecars, of_sidecars), &mut tasks);
 
@@ -317,7 +324,7 @@ async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<
 
 /// The desired gateway resources, and the leadership of this control plane.
 struct Gateways {
-    wishes: watch::Receiver<Arc<Vec<Wish>>>,
+    desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
     leading: watch::Receiver<bool>,
 }
 
@@ -338,17 +345,17 @@ async fn equip(
 ) {
     settings.exclusions = choices.exclusions.borrow_and_update().clone();
     settings.floor = choices.floor.borrow_and_update().clone();
-    let (settings, told) = watch::channel(settings);
-    let (maker, wanted) = (client.clone(), told.clone());
+    let (settings, reported) = watch::channel(settings);
+    let (maker, wanted) = (client.clone(), reported.clone());
     let making = async {
         match gateways {
-            Some(Gateways { wishes, leading }) => provision(maker, wanted, wishes, leading).await,
+            Some(Gateways { desired, leading }) => provision(maker, wanted, desired, leading).await,
             None => std::future::pending().await,
         }
     };
     let serving = async {
         match webhook {
-            Some((listen, stop)) => webhook::serve(client, listen, told, stop).await,
+            Some((listen, stop)) => webhook::serve(client, listen, reported, stop).await,
             None => std::future::pending().await,
         }
     };

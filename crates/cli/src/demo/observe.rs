@@ -83,8 +83,8 @@ pub(super) async fn observe(fleet: &[Standing]) -> anyhow::Result<Vec<Observatio
         let report = report.with_context(|| format!("the sidecar of {name} is not running"))?;
         let requests: Requests = page(report.admin, "/requests").await?;
         let connections: Connections = page(report.admin, "/connections").await?;
-        let doors = report.doors.iter();
-        let inbound = doors.filter(|(door, _)| door.starts_with("inbound-"));
+        let open_listeners = report.open_listeners.iter();
+        let inbound = open_listeners.filter(|(listener, _)| listener.starts_with("inbound-"));
         all.push(Observation {
             workload: name.name.to_string(),
             serves: !member.workload.ports.is_empty(),
@@ -103,15 +103,15 @@ async fn page<T: serde::de::DeserializeOwned>(admin: SocketAddr, path: &str) -> 
 }
 
 /// Sends plain HTTP to a listener that requires mutual TLS; true if it was rejected.
-pub(super) async fn refuses_plaintext(door: SocketAddr) -> bool {
+pub(super) async fn refuses_plaintext(listener: SocketAddr) -> bool {
     let spoken = async {
-        let mut stream = TcpStream::connect(door).await?;
+        let mut stream = TcpStream::connect(listener).await?;
         stream.write_all(PLAIN_REQUEST).await?;
         let mut answer = Vec::new();
         stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
-    match timeout(REFUSAL_PATIENCE, spoken).await {
+    match timeout(REFUSAL_MAX_WAIT, spoken).await {
         // A TLS alert is an answer, but not a response for a client without TLS.
         Ok(Ok(answer)) => !answer.starts_with(b"HTTP/"),
         Ok(Err(_)) => true,
@@ -124,4 +124,4 @@ const PLAIN_REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: demo\r\nconnection:
 /// More than an alert, enough to recognize a response.
 const ANSWER_BYTES_MAX: u64 = 1024;
 /// A sidecar rejects at once.
-const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
+const REFUSAL_MAX_WAIT: Duration = Duration::from_secs(5);

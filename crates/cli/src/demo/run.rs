@@ -13,7 +13,7 @@ use super::bookinfo::manifests::{Ports, manifests};
 use super::bookinfo::pods;
 use super::observe::{observe, refuses_plaintext};
 use super::report::DemoReport;
-use super::traffic::{ask_as_stranger, drive_bookinfo, keep_flowing};
+use super::traffic::{ask_as_external_client, drive_bookinfo, keep_flowing};
 use super::verdict::Findings;
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_positive;
@@ -161,12 +161,12 @@ impl DemoArgs {
         ports: Ports,
         hint: &str,
     ) -> anyhow::Result<DemoReport> {
-        if !mesh.wait_until_up(START_PATIENCE).await {
+        if !mesh.wait_until_up(START_MAX_WAIT).await {
             let standing = mesh.standing();
             let waiting = standing.iter().filter(|member| !member.is_up());
             let waiting: Vec<String> =
                 waiting.map(|member| member.workload.name.to_string()).collect();
-            bail!("not up within {START_PATIENCE:?}: {}", waiting.join(", "));
+            bail!("not up within {START_MAX_WAIT:?}: {}", waiting.join(", "));
         }
         let page = mesh.page();
         if let Some(page) = &page {
@@ -207,12 +207,12 @@ async fn investigate(
     let load = mesh.tend(drive_bookinfo(ports, duration)).await?;
     let standing: Vec<Standing> = mesh.standing();
     let after = mesh.tend(observe(&standing)).await?;
-    let denied = mesh.tend(ask_as_stranger(ports)).await;
+    let denied = mesh.tend(ask_as_external_client(ports)).await;
     let mut plaintext_accepted = Vec::new();
     for observation in &after {
-        for door in &observation.inbound {
-            if !mesh.tend(refuses_plaintext(*door)).await {
-                plaintext_accepted.push(format!("{} at {door}", observation.workload));
+        for listener in &observation.inbound {
+            if !mesh.tend(refuses_plaintext(*listener)).await {
+                plaintext_accepted.push(format!("{} at {listener}", observation.workload));
             }
         }
     }
@@ -226,7 +226,7 @@ async fn investigate(
 }
 
 /// Far more than the start of nine small processes takes.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_MAX_WAIT: Duration = Duration::from_secs(30);
 /// The time for the demo's own requests to finish at its end.
 const DRAIN: Duration = Duration::from_secs(2);
 

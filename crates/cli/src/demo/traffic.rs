@@ -60,8 +60,8 @@ async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::R
 ///
 /// # Errors
 /// If there is no response.
-pub(super) async fn ask_as_stranger(ports: Ports) -> anyhow::Result<u16> {
-    let mut target = at(ports.stranger_ratings, "stranger", "ratings", "/ratings/0");
+pub(super) async fn ask_as_external_client(ports: Ports) -> anyhow::Result<u16> {
+    let mut target = at(ports.external_client_ratings, "stranger", "ratings", "/ratings/0");
     target.weight = 1;
     let plan = Plan {
         pace: Pace::Open { rate: 10, connections: 1 },
@@ -102,9 +102,9 @@ fn plan(ports: &Ports, duration: Duration) -> Plan {
     }
 }
 
-fn at(door: u16, name: &str, service: &str, path: &str) -> Target {
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-    Target::get(name, door, &format!("{service}.bookinfo:9080"), path)
+fn at(listener: u16, name: &str, service: &str, path: &str) -> Target {
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
+    Target::get(name, listener, &format!("{service}.bookinfo:9080"), path)
 }
 
 /// Updates one line on a terminal; never returns.

@@ -39,7 +39,7 @@ impl Findings {
             all_took_part(&services),
             check("split", split_held(&split)),
             check("mutual TLS", mtls.clone()),
-            self.stranger_denied(),
+            self.external_client_denied(),
         ];
         DemoReport {
             duration: self.load.elapsed,
@@ -100,8 +100,8 @@ impl Findings {
                 peers.insert(series.peer.as_str());
             }
         }
-        if let Some(door) = self.plaintext_accepted.first() {
-            return Err(format!("{door} accepted a client without TLS"));
+        if let Some(listener) = self.plaintext_accepted.first() {
+            return Err(format!("{listener} accepted a client without TLS"));
         }
         match links > 0 && requests > 0 {
             true => Ok(format!(
@@ -113,7 +113,7 @@ impl Findings {
         }
     }
 
-    fn stranger_denied(&self) -> Check {
+    fn external_client_denied(&self) -> Check {
         let (ok, detail) = match &self.denied {
             Ok(403) => (true, "403".to_owned()),
             Ok(status) => (false, format!("got {status}")),

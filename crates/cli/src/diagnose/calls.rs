@@ -13,7 +13,8 @@ pub(super) fn services<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str
     let proxies = facts.proxies.iter().filter(|proxy| proxy.workload == workload);
     let subscriptions = proxies.flat_map(|proxy| &proxy.subscriptions);
     let workloads = facts.workloads.iter().filter(|known| known.name == workload);
-    let listeners = workloads.flat_map(|known| &known.doors).map(|listener| &listener.service);
+    let listeners =
+        workloads.flat_map(|known| &known.outbound_listeners).map(|listener| &listener.service);
     subscriptions.chain(listeners).map(String::as_str).collect()
 }
 
@@ -161,7 +162,7 @@ mod tests {
         let mut subscribed = facts();
         subscribed.proxies[0].subscriptions = vec!["t/h".to_owned()];
         let mut listening = facts();
-        listening.workloads[0].doors = serde_json::from_value(
+        listening.workloads[0].outbound_listeners = serde_json::from_value(
             json!([{ "service": "t/h", "port": 80, "listen": "127.0.0.1:1" }]),
         )
         .unwrap();

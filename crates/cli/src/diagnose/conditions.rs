@@ -121,7 +121,8 @@ fn listeners(workload: &WorkloadStatus) -> Vec<Step> {
     if !closed.is_empty() || workload.sidecar != "connected" {
         return closed;
     }
-    let open: Vec<&str> = workload.doors.iter().map(|door| door.listen.as_str()).collect();
+    let open: Vec<&str> =
+        workload.outbound_listeners.iter().map(|listener| listener.listen.as_str()).collect();
     match open.as_slice() {
         [] => vec![Step::fine("listener", "all are open")],
         open => vec![Step::fine("listener", format!("open at {}", open.join(", ")))],

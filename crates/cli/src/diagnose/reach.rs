@@ -96,8 +96,8 @@ fn remedy(reason: &str) -> String {
 pub(super) async fn decision(mesh: &Mesh, workload: &str, service: &ServiceStatus) -> Option<Step> {
     let url = url(service)?;
     let path = format!("/explain?from={}&url={}", encoded(workload), encoded(&url));
-    let told: Explained = parsed(mesh.ask(&path).await.ok()?).ok()?;
-    decided(&told, workload, &url)
+    let reported: Explained = parsed(mesh.ask(&path).await.ok()?).ok()?;
+    decided(&reported, workload, &url)
 }
 
 /// Returns the URL of the first port of a service: `tcp://` for a port that carries TCP.
@@ -111,9 +111,9 @@ pub(super) fn url(service: &ServiceStatus) -> Option<String> {
 }
 
 /// Converts the decision on a request or connection to a URL to a step.
-fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
+fn decided(reported: &Explained, workload: &str, url: &str) -> Option<Step> {
     const NAME: &str = "decision";
-    let verdict = told.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
+    let verdict = reported.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
     let what = match url.starts_with("tcp:") {
         true => format!("a connection to {url}: {verdict}"),
         false => format!("GET {url}: {verdict}"),
@@ -121,7 +121,7 @@ fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
     let remedy =
         format!("leno explain request --from {workload} --url {url} shows the matching rules");
     // A policy may declare any status for the requests that it rejects.
-    let is_rejected = !told.decision["reason"].is_null();
+    let is_rejected = !reported.decision["reason"].is_null();
     Some(match verdict.chars().next() {
         // Allowed, or redirected by a rule.
         Some('2' | '3') if !is_rejected => Step::fine(NAME, what),
@@ -189,11 +189,11 @@ mod tests {
                 Verdict::Notice,
             ),
         ] {
-            let told = Explained {
+            let reported = Explained {
                 text: format!("verdict   {verdict}\n"),
                 decision: json!({"reason": reason}),
             };
-            let step = decided(&told, "shop/web-1", "http://web.shop:80/").unwrap();
+            let step = decided(&reported, "shop/web-1", "http://web.shop:80/").unwrap();
             assert_eq!(step.verdict, expected, "{verdict}");
         }
     }
@@ -212,11 +212,11 @@ mod tests {
             ("allowed: the connection reaches the application", None, Verdict::Fine),
             ("reset denied: no policy", Some("denied"), Verdict::Problem),
         ] {
-            let told = Explained {
+            let reported = Explained {
                 text: format!("verdict   {verdict}\n"),
                 decision: json!({"reason": reason}),
             };
-            let step = decided(&told, "shop/web-1", &url).unwrap();
+            let step = decided(&reported, "shop/web-1", &url).unwrap();
             let what = format!("a connection to tcp://redis.shop:6379: {verdict}");
             assert_eq!((step.what, step.verdict), (what, expected));
         }

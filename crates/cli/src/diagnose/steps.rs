@@ -101,7 +101,7 @@ impl Step {
         Self { name, verdict: Verdict::Fine, what: what.into(), remedy: None }
     }
 
-    fn told(
+    fn reported(
         (name, verdict): (&'static str, Verdict),
         what: impl Into<String>,
         remedy: impl Into<String>,
@@ -114,7 +114,7 @@ impl Step {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self::told((name, Verdict::Problem), what, remedy)
+        Self::reported((name, Verdict::Problem), what, remedy)
     }
 
     pub(super) fn notice(
@@ -122,7 +122,7 @@ impl Step {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self::told((name, Verdict::Notice), what, remedy)
+        Self::reported((name, Verdict::Notice), what, remedy)
     }
 
     /// Replaces `leno explain request` in the hint with the complete command.
@@ -155,7 +155,7 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     steps.push(sidecar(facts, workload, proxy));
     steps.push(identity(facts, name));
     steps.extend(conditions::steps(facts, workload, to));
-    steps.extend(doors(facts, workload));
+    steps.extend(outbound_listeners(facts, workload));
     steps.extend(policies(facts, workload));
     steps.extend(workload.services.iter().flat_map(|service| requests(facts, service)));
     match to {
@@ -238,8 +238,8 @@ fn listed(names: &[String]) -> String {
 fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
     let name = "sidecar";
     let Some(proxy) = proxy else {
-        let elsewhere = workload.sidecar == "elsewhere";
-        return match elsewhere {
+        let other_place = workload.sidecar == "elsewhere";
+        return match other_place {
             true => Step::notice(
                 name,
                 "is connected to another control plane of the mesh",
@@ -298,7 +298,7 @@ fn identity(facts: &Facts, name: &str) -> Step {
 }
 
 /// Returns the steps for inbound listeners, and for the workload's endpoints of each service.
-fn doors(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+fn outbound_listeners(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     let mut steps = Vec::new();
     let ports: Vec<u16> = workload.ports.iter().map(|port| port.port).collect();
     let closed = ports.iter().filter(|port| !workload.listeners.contains_key(port));
@@ -393,7 +393,7 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
     };
     let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
     let what = format!("{shown} of {requests} succeed{why}");
-    Step::told(("requests", verdict), what, remedy)
+    Step::reported(("requests", verdict), what, remedy)
 }
 
 /// Returns the steps for rejected requests that `of_interest` selects, one for each reason, the largest share
@@ -417,7 +417,7 @@ fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
     let remedy = known.map_or("update leno: the reason is unknown to this version", Reason::remedy);
     let remedy = format!("{remedy} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
-    Step::told(("requests", verdict), rejection_text::sentence(rejection, objects), remedy)
+    Step::reported(("requests", verdict), rejection_text::sentence(rejection, objects), remedy)
         .with_request(&explained(facts, client, &rejection.service))
 }
 
@@ -523,15 +523,15 @@ mod tests {
     #[test]
     fn names_of_unknown_namespaces_are_hosts_outside() {
         let names = ["com/example", "internal/foo", "shop/typo"].map(str::to_owned);
-        let told = |names: &[String]| {
+        let reported = |names: &[String]| {
             let steps = unknown_names(names, &BTreeSet::from(["shop"]));
             steps.into_iter().map(|step| step.what).collect::<Vec<_>>()
         };
         let typo = "it called shop/typo: no such service";
         let hosts = "it called example.com, foo.internal: hosts outside the mesh, as there are no such namespaces";
-        assert_eq!(told(&names), [typo, hosts]);
+        assert_eq!(reported(&names), [typo, hosts]);
         let host = "it called example.com: a host outside the mesh, as there is no such namespace";
-        assert_eq!(told(&names[..1]), [host]);
-        assert_eq!(told(&[]), [""; 0]);
+        assert_eq!(reported(&names[..1]), [host]);
+        assert_eq!(reported(&[]), [""; 0]);
     }
 }

@@ -9,7 +9,7 @@ use leno_traffic::{Plans, PortPlan, RequestView};
 
 use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
-use super::treatment::{Treated, injected, treated};
+use super::traffic_policy::{Treated, injected, treated};
 
 /// Decides for a backend of a rule. The backend is addressed directly: its own routes do not apply. `called` is
 /// the port that the rule is attached to, `total` the sum of the weights.
@@ -56,7 +56,7 @@ pub(super) fn with_port(
         marks: Vec::new(),
         openings: Vec::new(),
     };
-    let faults = way.and_then(|(_, (treatment, _))| treatment?.faults.as_ref());
+    let faults = way.and_then(|(_, (traffic_policy, _))| traffic_policy?.faults.as_ref());
     let fault = faults.and_then(|faults| Some((faults, faults.rule(request?, &caller.account)?)));
     let mut status = None;
     let abort = fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.is_whole()));
@@ -64,7 +64,8 @@ pub(super) fn with_port(
         refused = Some(Reason::FaultInjected);
         status = abort.answer.status;
     }
-    let mut treated = way.map(|way| told_treatment(way, caller, request)).unwrap_or_default();
+    let mut treated =
+        way.map(|way| reported_traffic_policy(way, caller, request)).unwrap_or_default();
     treated.extend(fault.map(|(faults, rule)| injected(faults.policy(), rule)));
     DecidedBackend {
         service: backend.service.clone(),
@@ -84,14 +85,14 @@ pub(super) fn with_port(
 }
 
 /// Describes the policies for a request to a port, or for an opaque connection.
-fn told_treatment(
-    (port, (treatment, places)): (&PortPlan, EffectivePolicies<'_>),
+fn reported_traffic_policy(
+    (port, (traffic_policy, places)): (&PortPlan, EffectivePolicies<'_>),
     caller: &WorkloadPlan,
     request: Option<&RequestView<'_>>,
 ) -> Vec<Treated> {
-    let Some(treatment) = treatment else { return Vec::new() };
-    let mut told = treated(treatment, request.is_none());
-    let balancing = treatment.balancing.as_ref();
+    let Some(traffic_policy) = traffic_policy else { return Vec::new() };
+    let mut reported = treated(traffic_policy, request.is_none());
+    let balancing = traffic_policy.balancing.as_ref();
     let key = balancing
         .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));
     let found = key.zip(places).and_then(|(key, places)| places.find(key.0, |_| true));
@@ -99,10 +100,10 @@ fn told_treatment(
         (balancing, found.and_then(|index| port.endpoints.get(index)))
         && port.tags.is_none()
     {
-        told.push(Treated {
+        reported.push(Treated {
             policy: balancing.policy.clone(),
-            told: format!("such requests go to {}", endpoint.id.workload),
+            reported: format!("such requests go to {}", endpoint.id.workload),
         });
     }
-    told
+    reported
 }

@@ -11,17 +11,17 @@ use leno_model::{
 };
 use leno_traffic::cors::preflight_for;
 use leno_traffic::{
-    AttemptLimit, CompiledActions, Plans, PortPlan, PortRoutes, Redirection, RequestMatcher,
-    RequestView, RouteChoice, Ruling, Stay, goes_before, service_of,
+    AttemptLimit, CompiledActions, Plans, PolicyDecision, PortPlan, PortRoutes, Redirection,
+    RequestMatcher, RequestView, RouteChoice, Stay, goes_before, service_of,
 };
 
 use super::backend::{decided_backend, with_port};
+use super::conflicts::{Conflict, conflicts, place};
 use super::inbound::{access, is_by_token, limits, marks, openings, tokens};
 use super::outside::Outside;
-use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
-use super::treatment::Treated;
+use super::traffic_policy::Treated;
 use super::unapplied::{Unapplied, unapplied, unforwarded};
 
 /// The request to explain.
@@ -68,7 +68,7 @@ pub(super) struct Decision {
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
     /// The matches that did not decide.
-    pub(super) rivals: Vec<Rival>,
+    pub(super) conflicts: Vec<Conflict>,
     /// The redirect that the client receives.
     pub(super) redirection: Option<Redirection>,
     /// True if the request is a CORS preflight, which the client's sidecar answers.
@@ -140,11 +140,11 @@ pub(super) enum EndpointAccess {
     /// Every member of the mesh is allowed.
     Permissive,
     /// A policy allows it.
-    Allowed(Ruling),
+    Allowed(PolicyDecision),
     /// It is rejected; the policy, if any, denies it or allows only other requests.
-    Denied(Reason, Option<Ruling>),
+    Denied(Reason, Option<PolicyDecision>),
     /// Audit mode allows, counts and reports it: strict mode would reject it.
-    Audited(Reason, Option<Ruling>),
+    Audited(Reason, Option<PolicyDecision>),
 }
 
 impl EndpointAccess {
@@ -179,7 +179,7 @@ impl Decision {
             outside: None,
             protocol: None,
             route: None,
-            rivals: Vec::new(),
+            conflicts: Vec::new(),
             redirection: None,
             is_preflight: false,
             kept: None,
@@ -309,14 +309,14 @@ impl Decision {
         let rules = views.and_then(|view| view.ports.get(&question.target.port));
         let rules = rules.map_or(&[][..], |port| &port.rules);
         if let RouteChoice::Direct = choice {
-            self.rivals = rivals(rules, None, &view);
+            self.conflicts = conflicts(rules, None, &view);
             return Ok(vec![self.itself(question, port, (caller, Some(&view)))?]);
         }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
         | RouteChoice::InvalidBackend { rule }) = choice
         else {
-            self.rivals = rivals(rules, None, &view);
+            self.conflicts = conflicts(rules, None, &view);
             return Err(Reason::NoRoute);
         };
         if let Some(decisive) = rules.get(rule.index) {
@@ -337,7 +337,7 @@ impl Decision {
                 index: place(rules, rule.index),
                 fits,
             });
-            self.rivals = rivals(rules, Some((rule.index, fits)), &view);
+            self.conflicts = conflicts(rules, Some((rule.index, fits)), &view);
         }
         let kept = match choice {
             RouteChoice::To { backend, index, .. } if self.kept.is_some() => Some((backend, index)),
@@ -354,7 +354,7 @@ impl Decision {
         let cors = rule.actions.as_ref().and_then(|actions| actions.cors.as_ref());
         self.is_preflight = cors.is_some() && preflight_for(&view).is_some();
         self.retry = self.retry.take().filter(|_| !self.is_preflight);
-        if self.is_elsewhere() {
+        if self.is_forwarded() {
             return Ok(Vec::new());
         }
         if let Some((backend, _)) = kept {
@@ -426,7 +426,7 @@ impl Decision {
     }
 
     /// True if the client's sidecar answers without an error.
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub(super) fn is_forwarded(&self) -> bool {
         self.redirection.is_some() || self.is_preflight
     }
 
@@ -442,7 +442,7 @@ impl Decision {
         if self.refused.is_some() {
             add(self.refused);
         }
-        if self.is_elsewhere() || self.outside.is_some() {
+        if self.is_forwarded() || self.outside.is_some() {
             add(None);
         }
         if self.outside == Some(Outside::SomeAddresses) {

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use leno_model::{Entry, IpRange, JwtPlace, LaneRule, Opening, Proof, Reason, Snapshot, SpiffeId};
 use leno_traffic::guard::{Asking, CompiledJwtValidation, PortGuards};
-use leno_traffic::{Guards, InboundAccess, Lanes, Limits, RequestView, Ruling, similar_parameters};
+use leno_traffic::{
+    Guards, InboundAccess, Lanes, Limits, PolicyDecision, RequestView, similar_parameters,
+};
 
 use super::decide::{EndpointAccess, Question};
-use super::treatment::{
+use super::traffic_policy::{
     Treated, asked, asked_for_room, bounded, limited, limited_connections, validated,
 };
 
@@ -26,7 +28,7 @@ pub(super) fn access(
         && permit.is_ok()
         && let Some(policy) = plan.rejects_hidden_requests(port)
     {
-        let policy = Ruling::whole_policy(policy, &Arc::default());
+        let policy = PolicyDecision::whole_policy(policy, &Arc::default());
         return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
     let fields = question.fields();
@@ -44,9 +46,9 @@ pub(super) fn access(
         false => access.request(&permit, &question.view(&fields)),
     });
     Ok(match decided {
-        Ok(permit) => match (permit.would_deny(), access.ruling(permit)) {
-            (Some(reason), ruling) => EndpointAccess::Audited(reason, ruling.cloned()),
-            (None, Some(ruling)) => EndpointAccess::Allowed(ruling.clone()),
+        Ok(permit) => match (permit.would_deny(), access.decision(permit)) {
+            (Some(reason), decision) => EndpointAccess::Audited(reason, decision.cloned()),
+            (None, Some(decision)) => EndpointAccess::Allowed(decision.clone()),
             (None, None) => EndpointAccess::Permissive,
         },
         Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
@@ -59,11 +61,11 @@ fn missing_token(
     snapshot: &Snapshot,
     view: &RequestView<'_>,
     port: u16,
-) -> anyhow::Result<Option<Ruling>> {
+) -> anyhow::Result<Option<PolicyDecision>> {
     let guards = Guards::build(&snapshot.plan)?;
     let mut rules = guards.iter().flat_map(|guards| guards.at(port)).flat_map(PortGuards::tokens);
     let missing = rules.find(|rule| rule.is_required(view) && !shows_token(rule, view));
-    Ok(missing.map(CompiledJwtValidation::ruling))
+    Ok(missing.map(CompiledJwtValidation::decision))
 }
 
 /// True if the request has a token where a policy expects one. Only the sidecar verifies it.
@@ -129,20 +131,20 @@ pub(super) fn limits(
     let fields = question.fields();
     let view = question.view(&fields);
     let counting = limits.counting(port, &view, Some(&peer.account));
-    let mut told: Vec<Treated> =
+    let mut reported: Vec<Treated> =
         counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect();
     let guards = Guards::build(&snapshot.plan)?;
     if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
-        told.extend(tokens(snapshot, question, port)?);
-        told.extend(guards.authorizations(&view).map(asked));
+        reported.extend(tokens(snapshot, question, port)?);
+        reported.extend(guards.authorizations(&view).map(asked));
         // The client's address is unknown: the server's own stands in for it.
         let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
-        told.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
+        reported.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
     }
     let at_once =
         limits.said(port).filter_map(|said| Some((said, said.limits.concurrency.as_ref()?)));
-    told.extend(at_once.map(|(said, rule)| bounded(&said.policy, rule)));
-    Ok(told)
+    reported.extend(at_once.map(|(said, rule)| bounded(&said.policy, rule)));
+    Ok(reported)
 }
 
 /// Describes the headers that the lane of the workload adds to the request for the application.
@@ -161,10 +163,10 @@ pub(super) fn marks(
     let decides = lanes.mark(port, &view, &mut || 0).rule;
     let rules = snapshot.plan.lanes.get(&port).into_iter().flatten();
     let mut rules = rules.filter(|rule| decides.is_some_and(|(origin, _)| rule.origin == *origin));
-    Ok(rules.next().map(|rule| told_marks(rule, &fields)).into_iter().collect())
+    Ok(rules.next().map(|rule| reported_marks(rule, &fields)).into_iter().collect())
 }
 
-fn told_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
+fn reported_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
     let has = |name: &str| fields.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
     let marks = rule.marks.iter().map(|mark| {
         let headers = mark.headers.iter().map(|(name, value)| match has(name) {
@@ -180,10 +182,10 @@ fn told_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
 /// Describes the ingress rules that open a port to external clients.
 pub(super) fn openings(snapshot: &Snapshot, port: u16) -> Vec<String> {
     let here = snapshot.plan.openings.iter().filter(|opening| opening.port == port);
-    here.map(told_opening).collect()
+    here.map(reported_opening).collect()
 }
 
-fn told_opening(opening: &Opening) -> String {
+fn reported_opening(opening: &Opening) -> String {
     let how = match &opening.entry {
         Entry::Http => "over plaintext HTTP",
         Entry::Grpc => "over plaintext gRPC",
@@ -200,7 +202,7 @@ fn told_opening(opening: &Opening) -> String {
         .accounts
         .iter()
         .map(|account| format!("account {account}"))
-        .chain(opening.guests.iter().map(|name| format!("external principal {name}")))
+        .chain(opening.external_principals.iter().map(|name| format!("external principal {name}")))
         .collect();
     let called = match called.as_slice() {
         [] => String::new(),

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use leno_model::{Egress, Name, Object, PolicyName, Reason, ServiceName, ToldBy};
+use leno_model::{Egress, MatchedBy, Name, Object, PolicyName, Reason, ServiceName};
 use leno_traffic::{Plans, Way, outside_rejection};
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ impl Outside {
                 || services().any(|known| known.namespace == *namespace)
         };
         let is_open = plan.egress == Egress::Allow;
-        let may_leave = is_open || plans.outlets.may_lead_to(port);
+        let may_leave = is_open || plans.egress_rules.may_lead_to(port);
         if let Some(reason) = outside_rejection(host, service, may_leave, knows_namespace) {
             return Err(reason);
         }
@@ -64,16 +64,17 @@ impl Outside {
         let (host, port) = (&question.target.host, question.target.port);
         let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
         let at = SocketAddr::new(literal.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
-        if plans.outlets.way(at) == Way::Open {
+        if plans.egress_rules.way(at) == Way::Open {
             return Some(Self::Port);
         }
         let fields = question.fields();
-        if let Some(policy) = plans.outlets.by_request(at, &question.view(&fields)) {
+        if let Some(policy) = plans.egress_rules.by_request(at, &question.view(&fields)) {
             return Some(Self::Policy(policy.clone()));
         }
-        let outlets = plans.snapshot.plan.outlets.iter().filter(|outlet| outlet.port == port);
-        let mut ranged =
-            outlets.filter(|it| !it.ranges.is_empty() && it.told_by != ToldBy::ServerName);
+        let egress_rules =
+            plans.snapshot.plan.egress_rules.iter().filter(|egress_rule| egress_rule.port == port);
+        let mut ranged = egress_rules
+            .filter(|it| !it.ranges.is_empty() && it.matched_by != MatchedBy::ServerName);
         (literal.is_none() && ranged.next().is_some()).then_some(Self::SomeAddresses)
     }
 

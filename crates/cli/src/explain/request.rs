@@ -28,7 +28,7 @@ pub(super) fn run(
         None => output::print_text(&text::render(&decision, &question))?,
     }
     match decision.outcomes().as_slice() {
-        [None] if !decision.is_elsewhere() => Ok(ExitCode::SUCCESS),
+        [None] if !decision.is_forwarded() => Ok(ExitCode::SUCCESS),
         _ => Ok(ExitCode::from(REFUSED)),
     }
 }

@@ -53,7 +53,7 @@ async fn explained(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained>
             Some(scope) => format!("the sidecar of {client} is not connected here; {scope}"),
         }),
     };
-    Ok(Seen { services, sidecar }.told(answer))
+    Ok(Seen { services, sidecar }.reported(answer))
 }
 
 /// Returns the path of the query to the control plane.
@@ -90,7 +90,7 @@ impl Sidecar {
 
 impl Seen {
     /// Adds the runtime state to the decision: lines before the verdict, and fields of each endpoint.
-    fn told(&self, answer: Explained) -> Explained {
+    fn reported(&self, answer: Explained) -> Explained {
         let Explained { text, mut decision } = answer;
         let mut lines = Vec::new();
         let mut ready = 0;
@@ -113,7 +113,7 @@ impl Seen {
                 }
                 let removed = self.removed(place, &workload);
                 if let Some(removed) = removed {
-                    lines.push(("ejected", format!("{behind}: {}", told_removed(removed))));
+                    lines.push(("ejected", format!("{behind}: {}", reported_removed(removed))));
                 }
                 endpoint["removed"] = removed.map_or(Value::Null, |removed| {
                     json!({"cause": removed.cause, "age_s": removed.age_s, "policy": removed.policy})
@@ -201,7 +201,7 @@ fn circuit_text(circuit: &Circuit) -> String {
     format!("{service} port {port}: open for {since} ({trigger}), by the {policy}")
 }
 
-fn told_removed(removed: &Endpoint) -> String {
+fn reported_removed(removed: &Endpoint) -> String {
     let since = short(Duration::from_secs(removed.age_s));
     format!("for {since} ({}), by the {}", removed.cause, removed.policy)
 }
@@ -212,7 +212,8 @@ fn with_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> St
         Some((before, last)) => (format!("{before}\n"), last),
         None => (String::new(), text.trim_end()),
     };
-    let lines: String = lines.iter().map(|(label, told)| format!("{label:<9} {told}\n")).collect();
+    let lines: String =
+        lines.iter().map(|(label, reported)| format!("{label:<9} {reported}\n")).collect();
     let last = verdict.map_or(last.to_owned(), |verdict| format!("{:<9} {verdict}", "verdict"));
     format!("{before}{lines}{last}\n")
 }
@@ -242,7 +243,7 @@ mod tests {
     fn who_is_not_there_is_left_out_and_the_rest_decides() {
         let sidecar = Ok(Sidecar::default());
         let seen = Seen { services: services(&["shop/web-1"]), sidecar };
-        let Explained { text, decision } = seen.told(answer());
+        let Explained { text, decision } = seen.reported(answer());
         expect_test::expect![[r#"
             backend   shop/web
             excluded  shop/web-2 of shop/web port 80: its sidecar is not ready
@@ -257,7 +258,7 @@ mod tests {
     fn where_nobody_is_there_no_request_arrives() {
         let why = "the sidecar of shop/user-1 is not connected".to_owned();
         let seen = Seen { services: services(&[]), sidecar: Err(why) };
-        let Explained { text, decision } = seen.told(answer());
+        let Explained { text, decision } = seen.reported(answer());
         assert_eq!(decision["allowed"], false);
         assert_eq!(decision["reason"], "no-endpoint");
         let last = text.lines().last().unwrap();
@@ -282,7 +283,7 @@ mod tests {
         ] {
             let sidecar = Ok(Sidecar { removed: Vec::new(), circuits });
             let services = services(&["shop/web-1", "shop/web-2"]);
-            let Explained { text, decision } = Seen { services, sidecar }.told(answer());
+            let Explained { text, decision } = Seen { services, sidecar }.reported(answer());
             assert_eq!(decision["allowed"], allowed, "{text}");
             let verdict = text.lines().last().unwrap();
             assert_eq!(verdict.starts_with("verdict   503 circuit-open: "), !allowed, "{text}");
@@ -318,9 +319,9 @@ mod tests {
             decision["allowed"] = true.into();
             decision["backends"] = json!([place(v1), place(v2)]);
             let answer = Explained { text: "verdict   200-range\n".to_owned(), decision };
-            let Explained { text: told, decision } = seen.told(answer);
-            let verdict = told.lines().last().unwrap();
-            assert!(verdict.starts_with(&format!("verdict   {text} circuit-open: ")), "{told}");
+            let Explained { text: reported, decision } = seen.reported(answer);
+            let verdict = reported.lines().last().unwrap();
+            assert!(verdict.starts_with(&format!("verdict   {text} circuit-open: ")), "{reported}");
             assert_eq!((&decision["status"], &decision["allowed"]), (&status, &json!(false)));
         }
     }

@@ -46,12 +46,12 @@ impl DecidedTags {
     }
 
     /// Returns the lines of the text output, each with its label.
-    pub(super) fn told(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn reported(&self) -> Vec<(&'static str, String)> {
         let mut lines = vec![("tag rule", self.rule())];
         for outcome in &self.outcomes {
-            lines.push(("tag set", self.told_outcome(outcome)));
+            lines.push(("tag set", self.reported_outcome(outcome)));
         }
-        lines.extend(self.left_out.iter().map(|endpoint| ("", told_left_out(endpoint))));
+        lines.extend(self.left_out.iter().map(|endpoint| ("", reported_left_out(endpoint))));
         lines
     }
 
@@ -84,7 +84,11 @@ impl DecidedTags {
                     1 => ", after 1 that does not match".to_owned(),
                     several => format!(", after {several} that do not match"),
                 };
-                format!("{} (precedence {}){before}", told_origin(&rule.origin), rule.precedence)
+                format!(
+                    "{} (precedence {}){before}",
+                    reported_origin(&rule.origin),
+                    rule.precedence
+                )
             }
             None => match self.rules.rules.len() {
                 0 => "no rules that match requests".to_owned(),
@@ -93,7 +97,7 @@ impl DecidedTags {
         }
     }
 
-    fn told_outcome(&self, outcome: &TagOutcome) -> String {
+    fn reported_outcome(&self, outcome: &TagOutcome) -> String {
         let share = format!("{:.4}", outcome.share * 100.0);
         let share = share.trim_end_matches('0').trim_end_matches('.');
         let Some(set) = &outcome.set else {
@@ -110,12 +114,12 @@ impl DecidedTags {
 
     fn narrowed_by(&self, outcome: &TagOutcome) -> Option<String> {
         let rule = self.rules.by_caller.get(outcome.by_caller?)?;
-        Some(format!("{} by the caller's tags", told_origin(&rule.origin)))
+        Some(format!("{} by the caller's tags", reported_origin(&rule.origin)))
     }
 }
 
 /// Describes an excluded endpoint, with its tags.
-fn told_left_out(endpoint: &Endpoint) -> String {
+fn reported_left_out(endpoint: &Endpoint) -> String {
     let tags = endpoint.tags.iter().map(|(name, value)| format!("{name}={value}"));
     let tags: Vec<String> = tags.collect();
     match tags.is_empty() {
@@ -124,7 +128,7 @@ fn told_left_out(endpoint: &Endpoint) -> String {
     }
 }
 
-fn told_origin(origin: &RuleOrigin) -> String {
+fn reported_origin(origin: &RuleOrigin) -> String {
     format!("{} rule {}", origin.object(), origin.index)
 }
 

@@ -6,14 +6,14 @@ use leno_model::{
     Carries, Header, HeaderEdits, OriginPattern, PathEdit, Persistence, Reason, RequestMatch,
     RetryRule, RouteKind, RouteRule, RuleActions, UrlRewrite,
 };
-use leno_traffic::Ruling;
+use leno_traffic::PolicyDecision;
 use serde_json::{Value, json};
 
+use super::conflicts::Conflict;
 use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Missing, Question,
     is_opaque,
 };
-use super::rivals::Rival;
 use super::tags::DecidedTags;
 use super::unapplied::Unapplied;
 
@@ -29,13 +29,13 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     tell_called(decision, question, &mut line);
     match &decision.route {
         Some(route) => {
-            line("route", &told_route(route));
-            for filter in told_rule(&route.rule) {
+            line("route", &reported_route(route));
+            for filter in reported_rule(&route.rule) {
                 line("filter", &filter);
             }
         }
         None if decision.protocol.is_some() && decision.refused.is_none() => {
-            let why = match decision.rivals.is_empty() {
+            let why = match decision.conflicts.is_empty() {
                 true => "none",
                 false => "no split matches",
             };
@@ -43,10 +43,10 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         }
         None => {}
     }
-    for rival in decision.rivals.iter().take(RIVALS_SHOWN_MAX) {
-        line("skipped", &told_rival(rival));
+    for conflict in decision.conflicts.iter().take(CONFLICTS_SHOWN_MAX) {
+        line("skipped", &reported_conflict(conflict));
     }
-    if let Some(more @ 1..) = decision.rivals.len().checked_sub(RIVALS_SHOWN_MAX) {
+    if let Some(more @ 1..) = decision.conflicts.len().checked_sub(CONFLICTS_SHOWN_MAX) {
         line("skipped", &format!("{more} more matches"));
     }
     if let Some(sent) = &decision.sent {
@@ -59,7 +59,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         line("session", &format!("{} of {}, by session persistence", kept.workload, kept.service));
     }
     if let Some(retry) = &decision.retry {
-        line("retry", &format!("Retry {}: {}", retry.policy, told_retry(&retry.rule)));
+        line("retry", &format!("Retry {}: {}", retry.policy, reported_retry(&retry.rule)));
         if let Some(limit) = retry.answer_timeout {
             line("", &format!("timeout of {limit:?} per attempt, until the response begins"));
         }
@@ -104,21 +104,21 @@ fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&
 fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl FnMut(&str, &str)) {
     line("backend", &describe_backend(backend, question));
     for treated in &backend.treated {
-        line("", &format!("{}: {}", treated.policy, treated.told));
+        line("", &format!("{}: {}", treated.policy, treated.reported));
     }
     for unapplied in &backend.unapplied {
         line("no effect", &format!("{}: {}", unapplied.policy, unapplied.why));
     }
-    for (label, told) in backend.tags.iter().flat_map(DecidedTags::told) {
-        line(label, &told);
+    for (label, reported) in backend.tags.iter().flat_map(DecidedTags::reported) {
+        line(label, &reported);
     }
     for endpoint in &backend.endpoints {
         line("", &describe_endpoint(endpoint, question));
         for limit in &endpoint.limits {
-            line("", &format!("  {}: {}", limit.policy, limit.told));
+            line("", &format!("  {}: {}", limit.policy, limit.reported));
         }
-        for told in endpoint.marks.iter().chain(&endpoint.openings) {
-            line("", &format!("  {told}"));
+        for reported in endpoint.marks.iter().chain(&endpoint.openings) {
+            line("", &format!("  {reported}"));
         }
     }
 }
@@ -126,7 +126,7 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
 /// Returns the JSON output.
 pub(super) fn json(decision: &Decision, question: &Question) -> Value {
     let outcomes = decision.outcomes();
-    let allowed = outcomes == [None] && !decision.is_elsewhere();
+    let allowed = outcomes == [None] && !decision.is_forwarded();
     let reason = match outcomes.as_slice() {
         [Some(reason)] => Some(*reason),
         _ => None,
@@ -148,7 +148,7 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
         "outside": decision.outside.as_ref().map(|outside| outside.json(question)),
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
-        "passed_by": decision.rivals.iter().map(json_rival).collect::<Vec<_>>(),
+        "passed_by": decision.conflicts.iter().map(json_conflict).collect::<Vec<_>>(),
         "keeps_to": decision.kept.as_ref().map(|kept| json!({
             "workload": kept.workload.to_string(),
             "service": kept.service.to_string(),
@@ -238,14 +238,14 @@ pub(super) fn one_status(statuses: &[u16]) -> Option<u16> {
 
 /// Joins the distinct statuses of answers; 0 is a reset.
 pub(super) fn statuses_text(statuses: &[u16]) -> String {
-    let mut told: Vec<String> = Vec::new();
+    let mut reported: Vec<String> = Vec::new();
     for status in statuses {
         let status = if *status == 0 { "reset".to_owned() } else { status.to_string() };
-        if !told.contains(&status) {
-            told.push(status);
+        if !reported.contains(&status) {
+            reported.push(status);
         }
     }
-    told.join(" or ")
+    reported.join(" or ")
 }
 
 /// Returns the meaning of the reason, more specific if the missing service or port is known.
@@ -308,18 +308,18 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
     }
 }
 
-fn told_route(route: &DecidedRoute) -> String {
+fn reported_route(route: &DecidedRoute) -> String {
     let rule = &route.rule;
-    let fits = rule.matches.get(route.fits).map(told_match);
+    let fits = rule.matches.get(route.fits).map(reported_match);
     let timeout = rule
         .request_timeout
         .map_or(String::new(), |timeout| format!(", request timeout {timeout:?}"));
-    let place = told_place(rule.kind, route.index, route.fits);
+    let place = reported_place(rule.kind, route.index, route.fits);
     format!("{} {}: {place}({}){timeout}", rule.kind.as_str(), rule.route, fits.unwrap_or_default())
 }
 
 /// Returns the position of a match in its route; empty for kinds without numbered rules.
-fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
+fn reported_place(kind: RouteKind, rule: usize, index: usize) -> String {
     match kind {
         RouteKind::Http | RouteKind::Grpc => format!("rules[{rule}].matches[{index}] "),
         RouteKind::Split | RouteKind::Tcp | RouteKind::Tls => String::new(),
@@ -327,25 +327,26 @@ fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
 }
 
 /// Describes the effects of a rule and its backends on requests and responses, a line each.
-fn told_rule(rule: &RouteRule) -> Vec<String> {
-    let mut lines = told_actions(&rule.actions);
+fn reported_rule(rule: &RouteRule) -> Vec<String> {
+    let mut lines = reported_actions(&rule.actions);
     for backend in &rule.backends {
         let Some(edits) = &backend.edits else { continue };
-        let request = told_headers("request", &edits.request_headers);
-        let told = request.into_iter().chain(told_headers("response", &edits.response_headers));
-        let told = told.chain(edits.rewrite.iter().flat_map(told_rewrite));
+        let request = reported_headers("request", &edits.request_headers);
+        let reported =
+            request.into_iter().chain(reported_headers("response", &edits.response_headers));
+        let reported = reported.chain(edits.rewrite.iter().flat_map(reported_rewrite));
         lines.extend(
-            told.map(|line| format!("for {} port {}: {line}", backend.service, backend.port)),
+            reported.map(|line| format!("for {} port {}: {line}", backend.service, backend.port)),
         );
     }
     lines
 }
 
 /// Describes the actions of a rule except the choice of a backend, a line each.
-fn told_actions(actions: &RuleActions) -> Vec<String> {
-    let mut lines = told_headers("request", &actions.request_headers);
-    lines.extend(told_headers("response", &actions.response_headers));
-    lines.extend(actions.rewrite.iter().flat_map(told_rewrite));
+fn reported_actions(actions: &RuleActions) -> Vec<String> {
+    let mut lines = reported_headers("request", &actions.request_headers);
+    lines.extend(reported_headers("response", &actions.response_headers));
+    lines.extend(actions.rewrite.iter().flat_map(reported_rewrite));
     if actions.redirect.is_some() {
         lines.push("redirect".to_owned());
     }
@@ -357,17 +358,17 @@ fn told_actions(actions: &RuleActions) -> Vec<String> {
         let origins: Vec<&str> = cors.origins.iter().map(OriginPattern::as_str).collect();
         lines.push(format!("allow CORS requests of the origins {}", origins.join(", ")));
     }
-    lines.extend(actions.persistence.as_ref().map(told_persistence));
+    lines.extend(actions.persistence.as_ref().map(reported_persistence));
     if let Some(limit) = actions.attempt_timeout {
         lines.push(format!("timeout of {limit:?} per attempt"));
     }
     if let Some(retry) = &actions.retry {
-        lines.push(told_retry(retry));
+        lines.push(reported_retry(retry));
     }
     lines
 }
 
-fn told_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
+fn reported_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
     let host = rewrite.hostname.as_ref().map(|name| format!("rewrite the host to {name}"));
     let path = rewrite.path.as_ref().map(|path| match path {
         PathEdit::Full(path) => format!("rewrite the path to {path}"),
@@ -376,34 +377,34 @@ fn told_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
     host.into_iter().chain(path)
 }
 
-fn told_persistence(persistence: &Persistence) -> String {
+fn reported_persistence(persistence: &Persistence) -> String {
     let carrier = match persistence.carrier {
         Carries::Cookie | Carries::LastingCookie => "cookie",
         Carries::Header => "header",
     };
-    let mut told = match &persistence.name {
+    let mut reported = match &persistence.name {
         Some(name) => format!("persist sessions with the {carrier} {name}"),
         None => format!("persist sessions with a {carrier}"),
     };
     if let Some(path) = &persistence.path {
-        told.push_str(&format!(" for paths below {path}"));
+        reported.push_str(&format!(" for paths below {path}"));
     }
     if let Some(most) = persistence.absolute {
-        told.push_str(&format!(", for at most {most:?}"));
+        reported.push_str(&format!(", for at most {most:?}"));
     }
     if let Some(most) = persistence.idle {
-        told.push_str(&format!(", until {most:?} after the last response"));
+        reported.push_str(&format!(", until {most:?} after the last response"));
     }
-    told
+    reported
 }
 
-fn told_retry(retry: &RetryRule) -> String {
+fn reported_retry(retry: &RetryRule) -> String {
     if retry.attempts == 0 {
         return "no retries".to_owned();
     }
     let answers = match retry.codes.is_empty() {
         true => "failures without a response".to_owned(),
-        false => format!("failures and responses {}", told_codes(&retry.codes)),
+        false => format!("failures and responses {}", reported_codes(&retry.codes)),
     };
     let times = if retry.attempts == 1 {
         "1 retry".to_owned()
@@ -417,44 +418,44 @@ fn told_retry(retry: &RetryRule) -> String {
 }
 
 /// Joins statuses in order, with consecutive ones as a range.
-fn told_codes(codes: &[u16]) -> String {
+fn reported_codes(codes: &[u16]) -> String {
     let ranges = codes.chunk_by(|one, next| one + 1 == *next);
-    let told = ranges.filter_map(|range| match (range.first()?, range.last()?) {
+    let reported = ranges.filter_map(|range| match (range.first()?, range.last()?) {
         (first, last) if first == last => Some(first.to_string()),
         (first, last) => Some(format!("{first} to {last}")),
     });
-    told.collect::<Vec<_>>().join(", ")
+    reported.collect::<Vec<_>>().join(", ")
 }
 
-fn told_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
-    let told = |verb: &str, header: &Header| {
+fn reported_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
+    let reported = |verb: &str, header: &Header| {
         format!("{verb} the {side} header {}: {}", header.name, header.value)
     };
-    let set = edits.set.iter().map(|header| told("set", header));
-    let add = edits.add.iter().map(|header| told("add", header));
+    let set = edits.set.iter().map(|header| reported("set", header));
+    let add = edits.add.iter().map(|header| reported("add", header));
     let remove = edits.remove.iter().map(|name| format!("remove the {side} header {name}"));
     set.chain(add).chain(remove).collect()
 }
 
-fn told_rival(rival: &Rival) -> String {
-    let Rival { kind, route, rule, index, request, why } = rival;
-    let place = told_place(*kind, *rule, *index);
-    let (kind, request) = (kind.as_str(), told_match(request));
-    format!("{kind} {route}: {place}({request}): {}", why.told())
+fn reported_conflict(conflict: &Conflict) -> String {
+    let Conflict { kind, route, rule, index, request, why } = conflict;
+    let place = reported_place(*kind, *rule, *index);
+    let (kind, request) = (kind.as_str(), reported_match(request));
+    format!("{kind} {route}: {place}({request}): {}", why.reported())
 }
 
-fn json_rival(rival: &Rival) -> Value {
+fn json_conflict(conflict: &Conflict) -> Value {
     json!({
-        "kind": rival.kind.as_str(),
-        "name": rival.route.to_string(),
-        "rule": rival.rule,
-        "match": rival.index,
-        "matches": told_match(&rival.request),
-        "why": rival.why.told(),
+        "kind": conflict.kind.as_str(),
+        "name": conflict.route.to_string(),
+        "rule": conflict.rule,
+        "match": conflict.index,
+        "matches": reported_match(&conflict.request),
+        "why": conflict.why.reported(),
     })
 }
 
-fn told_match(request: &RequestMatch) -> String {
+fn reported_match(request: &RequestMatch) -> String {
     request.to_string()
 }
 
@@ -482,17 +483,19 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
         EndpointAccess::Permissive => "allowed for every member of the mesh".to_owned(),
-        EndpointAccess::Allowed(ruling) => format!("allowed by the {} {ruling}", ruling.kind()),
-        EndpointAccess::Denied(reason, ruling) => {
-            let ruling = told_ruling(*reason, ruling.as_ref());
-            let status = statuses_text(&question.statuses(vec![reason.status()]));
-            format!("{status} {}{ruling}", reason.label())
+        EndpointAccess::Allowed(decision) => {
+            format!("allowed by the {} {decision}", decision.kind())
         }
-        EndpointAccess::Audited(reason, ruling) => format!(
+        EndpointAccess::Denied(reason, decision) => {
+            let decision = reported_decision(*reason, decision.as_ref());
+            let status = statuses_text(&question.statuses(vec![reason.status()]));
+            format!("{status} {}{decision}", reason.label())
+        }
+        EndpointAccess::Audited(reason, decision) => format!(
             "allowed by audit mode; in strict mode {} {}{}",
             reason.status(),
             reason.label(),
-            told_ruling(*reason, ruling.as_ref())
+            reported_decision(*reason, decision.as_ref())
         ),
     };
     match &endpoint.account {
@@ -502,14 +505,15 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
 }
 
 /// Returns the policy behind a rejection, in parentheses.
-fn told_ruling(reason: Reason, ruling: Option<&Ruling>) -> String {
+fn reported_decision(reason: Reason, decision: Option<&PolicyDecision>) -> String {
     let does = match reason {
         Reason::DeniedByPolicy => "denies it",
         Reason::TokenMissing => "requires a token",
         _ => "does not allow it",
     };
-    let told = |ruling: &Ruling| format!(" (the {} {ruling} {does})", ruling.kind());
-    ruling.map(told).unwrap_or_default()
+    let reported =
+        |decision: &PolicyDecision| format!(" (the {} {decision} {does})", decision.kind());
+    decision.map(reported).unwrap_or_default()
 }
 
 fn json_route(route: &DecidedRoute) -> Value {
@@ -518,8 +522,8 @@ fn json_route(route: &DecidedRoute) -> Value {
         "name": route.rule.route.to_string(),
         "rule": route.index,
         "match": route.fits,
-        "matches": route.rule.matches.get(route.fits).map(told_match),
-        "filters": told_rule(&route.rule),
+        "matches": route.rule.matches.get(route.fits).map(reported_match),
+        "filters": reported_rule(&route.rule),
         "request_timeout_ms": route
             .rule
             .request_timeout
@@ -542,7 +546,7 @@ fn json_backend(backend: &DecidedBackend) -> Value {
         "granted": !backend.ungranted,
         "policies": backend.treated.iter().map(|treated| json!({
             "policy": treated.policy.to_string(),
-            "does": treated.told,
+            "does": treated.reported,
         })).collect::<Vec<_>>(),
         "not_applied": json_unapplied(&backend.unapplied),
         "tags": backend.tags.as_ref().map(DecidedTags::json),
@@ -563,7 +567,7 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
         "allowed": reason.is_none(),
         "limits": decided.limits.iter().map(|limit| json!({
             "policy": limit.policy.to_string(),
-            "does": limit.told,
+            "does": limit.reported,
         })).collect::<Vec<_>>(),
         "marks": decided.marks,
         "openings": decided.openings,
@@ -575,4 +579,4 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
 }
 
 /// The maximum number of undecisive matches in the text output.
-const RIVALS_SHOWN_MAX: usize = 10;
+const CONFLICTS_SHOWN_MAX: usize = 10;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use leno_model::{
     Object, PortGuard, PortLimits, Reason, RetryPolicy, Service, ServiceName, ServicePolicy,
-    ServicePolicyName, TagEffects, TagRules, TagScope, Treatment, Workload,
+    ServicePolicyName, TagEffects, TagRules, TagScope, TrafficPolicy, Workload,
 };
 
 use super::decide::{DecidedBackend, Decision, EndpointAccess, is_opaque};
@@ -125,8 +125,9 @@ impl View<'_> {
     fn rejects(&self, policy: &ServicePolicyName) -> bool {
         let name = policy.to_string();
         self.backend.endpoints.iter().any(|endpoint| match &endpoint.access {
-            EndpointAccess::Denied(_, Some(ruling)) | EndpointAccess::Audited(_, Some(ruling)) => {
-                format!("{} {ruling}", ruling.kind()) == name
+            EndpointAccess::Denied(_, Some(decision))
+            | EndpointAccess::Audited(_, Some(decision)) => {
+                format!("{} {decision}", decision.kind()) == name
             }
             _ => false,
         })
@@ -163,15 +164,16 @@ impl View<'_> {
         let place = [self.called, behind].into_iter().find(|place| is_at(*place))?;
         let all = || self.policies.iter().copied();
         let (service, port) = place;
-        let treatment = Treatment::of(all(), service, port);
+        let traffic_policy = TrafficPolicy::of(all(), service, port);
         let limits = PortLimits::of(all(), service, port).map(|it| it.policy);
         let guards = PortGuard::of(all(), service, port).into_iter().map(|it| it.policy);
         let inbound: Vec<ServicePolicyName> = limits.into_iter().chain(guards).collect();
         if inbound.contains(&policy.name) {
             return Some(self.not_inbound(service));
         }
-        if !treatment.policies().any(|name| *name == policy.name) {
-            let others: Vec<&ServicePolicyName> = treatment.policies().chain(&inbound).collect();
+        if !traffic_policy.policies().any(|name| *name == policy.name) {
+            let others: Vec<&ServicePolicyName> =
+                traffic_policy.policies().chain(&inbound).collect();
             let same = others.iter().find(|name| name.kind == policy.name.kind);
             return Some(match same.or(others.first()) {
                 Some(other) => format!("{other} takes precedence at {service} port {port}"),
@@ -180,7 +182,7 @@ impl View<'_> {
         }
         // A policy attached to both services would apply as that of the backend.
         let gives_way = (place == behind || !is_at(behind))
-            .then(|| self.gives_way(&policy.name, &treatment, place))
+            .then(|| self.gives_way(&policy.name, &traffic_policy, place))
             .flatten();
         gives_way.or_else(|| Some(self.not_outbound()))
     }
@@ -189,7 +191,7 @@ impl View<'_> {
     fn gives_way(
         &self,
         name: &ServicePolicyName,
-        treatment: &Treatment,
+        traffic_policy: &TrafficPolicy,
         place: (&ServiceName, u16),
     ) -> Option<String> {
         let behind = (&self.backend.service, self.backend.port);
@@ -197,17 +199,17 @@ impl View<'_> {
         if other == place {
             return None;
         }
-        let theirs = Treatment::of(self.policies.iter().copied(), other.0, other.1);
+        let theirs = TrafficPolicy::of(self.policies.iter().copied(), other.0, other.1);
         let removal = theirs.removal.map(|it| it.policy);
         let balancing = theirs.balancing.map(|it| it.policy);
         let faults = theirs.faults.map(|it| it.policy);
         let hedging = theirs.hedging.map(|it| it.policy);
         let is = |policy: Option<&ServicePolicyName>| policy == Some(name);
         let by = match () {
-            () if is(treatment.removal.as_ref().map(|it| &it.policy)) => removal,
-            () if is(treatment.balancing.as_ref().map(|it| &it.policy)) => balancing,
-            () if is(treatment.faults.as_ref().map(|it| &it.policy)) => faults,
-            () if is(treatment.hedging.as_ref().map(|it| &it.policy)) => hedging,
+            () if is(traffic_policy.removal.as_ref().map(|it| &it.policy)) => removal,
+            () if is(traffic_policy.balancing.as_ref().map(|it| &it.policy)) => balancing,
+            () if is(traffic_policy.faults.as_ref().map(|it| &it.policy)) => faults,
+            () if is(traffic_policy.hedging.as_ref().map(|it| &it.policy)) => hedging,
             () => None,
         }?;
         Some(match place == self.called {

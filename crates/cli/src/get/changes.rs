@@ -14,7 +14,7 @@ pub(super) fn table(changes: &[ChangeReport]) -> Listing {
         listing.row([
             change.id.to_string(),
             ms(Some(change.age_ms)),
-            format!("{}/{}", change.applied, change.told),
+            format!("{}/{}", change.applied, change.recipients),
             ms(change.applied_after_ms),
             change.bytes.to_string(),
             change.cause.clone(),
@@ -49,7 +49,7 @@ pub(crate) fn story(change: &ChangeReport) -> String {
     line("sent", format!("after {}{others}", ms(Some(sent))));
     line(
         "affected",
-        format!("{}, and {} received it", counted(change.concerned, "proxy"), change.told),
+        format!("{}, and {} received it", counted(change.concerned, "proxy"), change.recipients),
     );
     line("applied", format!("{}, {} bytes", counted(change.applied, "proxy"), change.bytes));
     if change.refused > 0 {
@@ -63,7 +63,7 @@ pub(crate) fn story(change: &ChangeReport) -> String {
     }
     match change.applied_after_ms {
         Some(after) => line("last ACK", format!("after {}", ms(Some(after)))),
-        None if change.told == 0 => line("last ACK", "none: no proxy uses it".to_owned()),
+        None if change.recipients == 0 => line("last ACK", "none: no proxy uses it".to_owned()),
         None => line("waits for", change.waiting.join(", ")),
     }
     text
@@ -102,7 +102,7 @@ mod tests {
             applied_after_ms: Some(97.25),
             together: 3,
             concerned: 100,
-            told: 90,
+            recipients: 90,
             applied: 90,
             refused: 0,
             bytes: 8100,

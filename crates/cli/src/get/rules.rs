@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rules_of_an_object_are_told_together() {
+    fn the_rules_of_an_object_are_reported_together() {
         let rule = |kind: &str, rule: &str, hour| RuleStatus {
             kind: kind.to_owned(),
             name: "shop/a".to_owned(),

@@ -82,7 +82,7 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
         let proxy = proxies.iter().find(|proxy| proxy.workload == workload.name);
         let of_proxy = |part: fn(&ProxyStatus) -> String| proxy.map(part).unwrap_or_default();
         let ports = workload.ports.iter();
-        let doors = workload.doors.iter();
+        let outbound_listeners = workload.outbound_listeners.iter();
         let listeners = workload.listeners.iter();
         listing.row([
             workload.name.clone(),
@@ -91,7 +91,7 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
             joined(workload.services.iter().cloned()),
             workload.sidecar.clone(),
             application(workload),
-            joined(doors.map(|d| format!("{}→{}:{}", d.listen, d.service, d.port))),
+            joined(outbound_listeners.map(|d| format!("{}→{}:{}", d.listen, d.service, d.port))),
             listener_states(workload),
             workload.address.clone(),
             labels(&workload.labels),
@@ -216,7 +216,7 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
     for proxy in proxies {
         let state = if proxy.refused > 0 {
             format!("rejects {}", proxy.refused)
-        } else if proxy.applied < proxy.told {
+        } else if proxy.applied < proxy.sent {
             let behind = Duration::try_from_secs_f64(proxy.behind_seconds.unwrap_or_default());
             format!("out of sync for {}", short(behind.unwrap_or_default()))
         } else {
@@ -338,7 +338,7 @@ pub(super) fn rejected(answer: &Value) -> String {
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
         let findings = answer.get(list).and_then(Value::as_array);
         for finding in findings.into_iter().flatten() {
-            writeln!(text, "{kind}: {}", line(&told(finding)))
+            writeln!(text, "{kind}: {}", line(&sent(finding)))
                 .expect("writing to a String never fails");
         }
     }
@@ -353,7 +353,7 @@ pub(super) fn rejected(answer: &Value) -> String {
 }
 
 /// Formats a finding as `leno check` prints it.
-fn told(finding: &Value) -> String {
+fn sent(finding: &Value) -> String {
     let part = |name: &str| match finding.get(name) {
         Some(Value::String(text)) => Some(text.clone()),
         Some(Value::Number(number)) => Some(number.to_string()),

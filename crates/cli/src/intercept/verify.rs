@@ -39,11 +39,11 @@ fn is_led_here(nowhere: IpAddr) -> anyhow::Result<bool> {
         bound => bound
             .with_context(|| format!("cannot listen at {here}: is the sidecar running already?"))?,
     };
-    let Ok(ours) = TcpStream::connect_timeout(&(nowhere, DISCARD).into(), PATIENCE) else {
+    let Ok(ours) = TcpStream::connect_timeout(&(nowhere, DISCARD).into(), MAX_WAIT) else {
         return Ok(false);
     };
     // The kernel completes the handshake before `accept`; otherwise another host answered.
-    SockRef::from(&listener).set_read_timeout(Some(PATIENCE))?;
+    SockRef::from(&listener).set_read_timeout(Some(MAX_WAIT))?;
     let accepted = listener.accept().map(|(_, from)| from);
     Ok(accepted.is_ok_and(|from| ours.local_addr().is_ok_and(|local| local == from)))
 }
@@ -56,4 +56,4 @@ pub(super) const NOWHERE: [IpAddr; 2] = [
 /// The discard port (RFC 863).
 pub(super) const DISCARD: u16 = 9;
 /// A connection within the pod takes no time.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_WAIT: Duration = Duration::from_secs(2);

@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn help_tells_the_defaults_of_the_proxy() {
         let help = Line::command().render_long_help().to_string();
-        let told = |option: &str| {
+        let reported = |option: &str| {
             let (_, text) = help.split_once(option).expect(option);
             let (_, text) = text.split_once("[default: ").expect(option);
             text.split_once(']').expect(option).0.to_owned()
@@ -132,10 +132,10 @@ mod tests {
         let none = SidecarLimitArgs::default();
         let mut default = Limits::default();
         for Given { option, limit, .. } in none.numbers() {
-            assert_eq!(told(option), limit(&mut default).to_string(), "{option}");
+            assert_eq!(reported(option), limit(&mut default).to_string(), "{option}");
         }
         for Given { option, limit, .. } in none.times() {
-            assert_eq!(parse_duration(&told(option)), Ok(*limit(&mut default)), "{option}");
+            assert_eq!(parse_duration(&reported(option)), Ok(*limit(&mut default)), "{option}");
         }
     }
 

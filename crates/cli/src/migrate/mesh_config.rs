@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_switched_off_and_holds_here_is_told() {
+    fn what_is_switched_off_and_holds_here_is_reported() {
         let spec = "{featureFlags: {enableEgressPolicy: false, enableIngressBackendPolicy: true}}";
         assert_eq!(lost(spec, Whence::File), ["spec.featureFlags.enableEgressPolicy"]);
     }

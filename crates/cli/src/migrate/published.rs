@@ -86,11 +86,11 @@ pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found
             Ok((object.key().to_string(), text, Found::Object(Box::new(object))))
         }
         _ => {
-            let told = rejected.iter().map(|refusal| {
+            let reported = rejected.iter().map(|refusal| {
                 let field = refusal.at.field.as_deref().unwrap_or("document");
                 format!("item {}: {field}: {}; {}", item.key, refusal.problem, refusal.remedy)
             });
-            Err(told.collect::<Vec<_>>().join("\n  "))
+            Err(reported.collect::<Vec<_>>().join("\n  "))
         }
     }
 }
@@ -139,27 +139,32 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
     if let Some(why) = rule::of_another_switch(&item.key) {
         return Fate::Lost(why);
     }
-    let Some((family, scene)) = parts(item) else {
+    let Some((family, osm_scene)) = parts(item) else {
         return Fate::Lost("unknown key, and without a scene".to_owned());
     };
-    let of_scene = || items.iter().filter(|it| parts(it).is_some_and(|(_, it)| it == scene));
+    let of_osm_scene =
+        || items.iter().filter(|it| parts(it).is_some_and(|(_, it)| it == osm_scene));
     if family == "matchGroup" {
-        let others = of_scene().filter(|it| it.key != item.key);
+        let others = of_osm_scene().filter(|it| it.key != item.key);
         let mut fates = others.map(|it| fate(items, objects, it, namespace));
         return match fates.any(|it| matches!(it, Fate::Nearly(..) | Fate::Rewritten(_))) {
             true => Fate::Dropped("its conditions are part of the converted rules of its scene"),
             false => Fate::Lost("no rule of its scene is converted".to_owned()),
         };
     }
-    let Some(matches) = of_scene().find(|it| it.key == format!("servicecomb.matchGroup.{scene}"))
+    let Some(matches) =
+        of_osm_scene().find(|it| it.key == format!("servicecomb.matchGroup.{osm_scene}"))
     else {
-        let why = format!("no servicecomb.matchGroup.{scene}, so that it applies to no requests");
+        let why =
+            format!("no servicecomb.matchGroup.{osm_scene}, so that it applies to no requests");
         return Fate::Lost(why);
     };
     let written = group::read(&matches.content)
         .map_err(|why| format!("{}: {why}", matches.key))
-        .and_then(|group| rule::native(family, (&name_of(scene), namespace), &group, &item.content))
-        .and_then(|written| rivals(items, objects, item, written));
+        .and_then(|group| {
+            rule::native(family, (&name_of(osm_scene), namespace), &group, &item.content)
+        })
+        .and_then(|written| conflicts(items, objects, item, written));
     match written {
         Ok((object, difference)) => Fate::Nearly(vec![object], vec![difference]),
         Err(why) => Fate::Lost(why),
@@ -167,7 +172,7 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
 }
 
 /// Rejects a second policy of one kind for a service, as only one of them applies.
-fn rivals(
+fn conflicts(
     items: &[&Item],
     objects: &[&Object],
     item: &Item,
@@ -179,14 +184,14 @@ fn rivals(
     if let Some(other) = other {
         return Err(format!("{} is a second one: write one {kind} for both manually", other.key));
     }
-    let rival = objects.iter().find_map(|object| match object {
+    let conflict = objects.iter().find_map(|object| match object {
         Object::ServicePolicy(policy) if policy.name.kind.as_str() == kind => Some(object.key()),
         _ => None,
     });
-    match rival {
-        Some(rival) => {
-            Err(format!("{rival} may apply to the same requests: merge this rule into it manually"))
-        }
+    match conflict {
+        Some(conflict) => Err(format!(
+            "{conflict} may apply to the same requests: merge this rule into it manually"
+        )),
         None => Ok(written),
     }
 }

@@ -22,8 +22,8 @@ pub(super) fn native(objects: &[&Object], item: &SermantRouteRule) -> Result<Nat
     let mut differences = Differences::default();
     let mut written = Vec::new();
     for (scope, SermantRules { rules: found, lanes: marks }) in &item.entries {
-        if let Some(rival) = rival(objects, item, scope) {
-            return Err(rival);
+        if let Some(conflict) = conflict(objects, item, scope) {
+            return Err(conflict);
         }
         let name = match (scope, item.entries.len()) {
             (TagScope::Service(service, _), 2..) => format!("{}-{}", item.name.name, service.name),
@@ -77,7 +77,7 @@ fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
 
 /// Returns a rule that would apply together with the converted rules, but not with the original: only the first
 /// of two items with one key counts, and native rules take precedence over published ones.
-fn rival(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
+fn conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
     let rules = item.entries.iter().filter(|(known, _)| known == scope);
     let (mut by_request, mut by_caller) = (false, false);
     for (_, SermantRules { rules, .. }) in rules {

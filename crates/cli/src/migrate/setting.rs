@@ -34,15 +34,15 @@ fn warming(
     warm_up: Option<WarmUp>,
 ) -> Result<Vec<Value>, String> {
     let name = &policy.name;
-    let rival = objects.iter().find(|object| match object {
+    let conflict = objects.iter().find(|object| match object {
         Object::ServicePolicy(other) => {
             let is_near = other.name.namespace == name.namespace;
             is_near && other.name.kind == ServicePolicyKind::LoadBalancing
         }
         _ => false,
     });
-    if let Some(rival) = rival {
-        return Err(format!("add its warm-up to {}: only one of the two applies", rival.key()));
+    if let Some(conflict) = conflict {
+        return Err(format!("add its warm-up to {}: only one of the two applies", conflict.key()));
     }
     let Some(WarmUp { time, percent_min }) = warm_up else {
         return Err("it is disabled: remove it".to_owned());

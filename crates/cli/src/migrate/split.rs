@@ -15,7 +15,7 @@ pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Va
         _ => None,
     });
     let service: &Service = service.ok_or_else(|| format!("the input has no Service {root}"))?;
-    refuse_rivals(objects, split)?;
+    refuse_conflicts(objects, split)?;
     if let Some(backend) = split.backends.iter().find(|it| it.service.namespace != root.namespace) {
         return Err(format!(
             "{} is in another namespace, where a ReferenceGrant permits a TrafficSplit and no HTTPRoute",
@@ -47,12 +47,12 @@ pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Va
 }
 
 /// Rejects a split if other rules for the same service would apply together with it or override it.
-fn refuse_rivals(objects: &[&Object], split: &TrafficSplit) -> Result<(), String> {
+fn refuse_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), String> {
     let root = &split.root.service;
     let is_for = |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
     let names: &ServiceName = root;
     for object in objects {
-        let (is_rival, key) = match object {
+        let (is_conflict, key) = match object {
             Object::TrafficSplit(other) => {
                 (other.root.service == *names && other.name != split.name, object.key())
             }
@@ -68,7 +68,7 @@ fn refuse_rivals(objects: &[&Object], split: &TrafficSplit) -> Result<(), String
             Object::HttpRoute(route) if route.name.namespace == split.name.namespace
                 && route.name.name.as_str().starts_with(split.name.name.as_str())
         );
-        if is_rival || same_name {
+        if is_conflict || same_name {
             return Err(format!(
                 "{key} is for the same service, or has the same name: merge the two"
             ));

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_supervised_sidecar_is_told_the_same() {
+    fn a_supervised_sidecar_is_reported_the_same() {
         for words in [
             &[][..],
             &["--access-log=off"],

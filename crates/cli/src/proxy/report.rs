@@ -26,7 +26,7 @@ pub(crate) struct Report {
     /// The address of the admin page.
     pub(crate) admin: SocketAddr,
     /// Open listeners by name.
-    pub(crate) doors: BTreeMap<String, SocketAddr>,
+    pub(crate) open_listeners: BTreeMap<String, SocketAddr>,
     /// Closed listeners, each with the cause.
     #[serde(default)]
     pub(crate) closed: BTreeMap<String, String>,
@@ -82,7 +82,7 @@ impl From<Order> for PortStates {
 impl Report {
     /// Returns the address of the HTTP proxy listener, if there is one.
     pub(crate) fn http_proxy(&self) -> Option<SocketAddr> {
-        self.doors.get("http-proxy").copied()
+        self.open_listeners.get("http-proxy").copied()
     }
 }
 
@@ -141,7 +141,7 @@ async fn report<F: Fn() -> u64>(
             let report = Report {
                 pid: std::process::id(),
                 admin: reported.admin,
-                doors: states.open.clone(),
+                open_listeners: states.open.clone(),
                 closed: states.closed.clone(),
                 in_flight,
             };

@@ -87,7 +87,9 @@ impl SettingArgs {
         config.interception = match self.redirected {
             Some(address) if self.uid_exempt => Interception::in_pod(address, self.versions()),
             Some(address) => Interception::redirected(address, self.versions()),
-            None => Interception::Doors { inbound: self.inbound, http_proxy: self.http_proxy.0 },
+            None => {
+                Interception::Listeners { inbound: self.inbound, http_proxy: self.http_proxy.0 }
+            }
         };
         config.look_ups =
             self.dns.then(|| LookUps::in_pod(self.cluster_domain.clone(), self.versions()));
@@ -199,8 +201,8 @@ mod tests {
         let help = Line::command().render_long_help().to_string();
         let (_, text) = help.split_once("--drain-timeout").unwrap();
         let (_, text) = text.split_once("[default: ").unwrap();
-        let (told, _) = text.split_once(']').unwrap();
-        assert_eq!(parse_duration(told), Ok(leno_proxy::Limits::default().drain_timeout));
+        let (reported, _) = text.split_once(']').unwrap();
+        assert_eq!(parse_duration(reported), Ok(leno_proxy::Limits::default().drain_timeout));
     }
 
     #[test]
@@ -218,7 +220,7 @@ mod tests {
         ]);
         assert_eq!(
             config.interception,
-            Interception::Doors { inbound: "192.0.2.7".parse().unwrap(), http_proxy: None }
+            Interception::Listeners { inbound: "192.0.2.7".parse().unwrap(), http_proxy: None }
         );
         assert_eq!(config.admin, "127.0.0.1:15000".parse().unwrap());
         assert_eq!(config.cores, 2);

@@ -254,32 +254,32 @@ async fn run(
                 "the command of the application changed: its requests in progress are completed first"
             );
             state.send_modify(|progress| progress.is_draining = true);
-            let patience = launcher.drain_timeout() / 2;
+            let max_wait = launcher.drain_timeout() / 2;
             tokio::select! {
-                () = sidecar::quiet(|| is_busy(reports), patience) => {}
+                () = sidecar::quiet(|| is_busy(reports), max_wait) => {}
                 _ = child.ended() => {}
                 _ = stop.wait_for(|stop| *stop) => {}
             }
             state.send_modify(|progress| progress.is_draining = false);
         }
     }
-    let until = Instant::now() + STOP_PATIENCE;
+    let until = Instant::now() + STOP_MAX_WAIT;
     // The first process ends the others in its own order, as supervisors do.
     descendants.iter_mut().for_each(Run::look);
-    if child.stop(STOP_PATIENCE).await == End::Forced {
+    if child.stop(STOP_MAX_WAIT).await == End::Forced {
         tracing::warn!(name, "the application did not end on SIGTERM and was killed");
     }
     descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
-    let left = until.saturating_duration_since(Instant::now()).max(LAST_PATIENCE);
+    let left = until.saturating_duration_since(Instant::now()).max(LAST_MAX_WAIT);
     end(&name, descendants.as_ref(), left).await;
     ended
 }
 
 /// Ends the processes of an application that left its process group: they would hold the ports that the next
 /// process needs.
-async fn end(name: &str, descendants: Option<&Run>, patience: Duration) {
+async fn end(name: &str, descendants: Option<&Run>, max_wait: Duration) {
     let Some(descendants) = descendants else { return };
-    for ended in descendants.end(patience).await {
+    for ended in descendants.end(max_wait).await {
         tracing::info!(name, ended, "killed a process that the application started");
     }
 }
@@ -380,12 +380,14 @@ impl Launch {
     fn of(workload: &Workload, report: &Report) -> Self {
         let mut environment = BTreeMap::new();
         // With redirection there is no HTTP proxy listener, and these variables are not set.
-        if let Some(door) = report.http_proxy() {
+        if let Some(listener) = report.http_proxy() {
             let mut direct = NO_PROXY.to_owned();
             if !workload.address.is_loopback() {
                 direct.push_str(&format!(",{}", workload.address));
             }
-            for (name, value) in [("HTTP_PROXY", format!("http://{door}")), ("NO_PROXY", direct)] {
+            for (name, value) in
+                [("HTTP_PROXY", format!("http://{listener}")), ("NO_PROXY", direct)]
+            {
                 environment.insert(name.to_ascii_lowercase(), value.clone());
                 environment.insert(name.to_owned(), value);
             }
@@ -403,9 +405,9 @@ impl Launch {
 /// Destinations that an application reaches without the mesh: itself.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
 /// The time between SIGTERM and SIGKILL.
-const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_MAX_WAIT: Duration = Duration::from_secs(10);
 /// The minimum time for its other processes to end.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
+const LAST_MAX_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -416,9 +418,9 @@ mod tests {
         let mut workload = workload();
         let launch = Launch::of(&workload, &report(15080));
         let environment = |launch: &Launch, name: &str| launch.environment.get(name).cloned();
-        let door = Some("http://127.0.0.1:15080".to_owned());
-        assert_eq!(environment(&launch, "HTTP_PROXY"), door);
-        assert_eq!(environment(&launch, "http_proxy"), door);
+        let listener = Some("http://127.0.0.1:15080".to_owned());
+        assert_eq!(environment(&launch, "HTTP_PROXY"), listener);
+        assert_eq!(environment(&launch, "http_proxy"), listener);
         let direct = Some("localhost,127.0.0.1,::1".to_owned());
         assert_eq!(environment(&launch, "NO_PROXY"), direct);
         assert_eq!(environment(&launch, "no_proxy"), direct);
@@ -432,8 +434,8 @@ mod tests {
     }
 
     #[test]
-    fn without_an_http_proxy_door_nothing_is_said_of_one() {
-        let report = Report { doors: BTreeMap::new(), ..report(0) };
+    fn without_an_http_proxy_listener_nothing_is_said_of_one() {
+        let report = Report { open_listeners: BTreeMap::new(), ..report(0) };
         let launch = Launch::of(&workload(), &report);
         assert!(launch.environment.is_empty());
     }
@@ -473,9 +475,9 @@ mod tests {
     }
 
     fn report(port: u16) -> Report {
-        let door = ([127, 0, 0, 1], port).into();
-        let doors = BTreeMap::from([("http-proxy".to_owned(), door)]);
-        Report { pid: 1, admin: door, doors, closed: BTreeMap::new(), in_flight: None }
+        let listener = ([127, 0, 0, 1], port).into();
+        let open_listeners = BTreeMap::from([("http-proxy".to_owned(), listener)]);
+        Report { pid: 1, admin: listener, open_listeners, closed: BTreeMap::new(), in_flight: None }
     }
 
     fn workload() -> Workload {

@@ -113,9 +113,9 @@ impl Child {
         tasks.spawn_local(async move { self.finish_output().await });
     }
 
-    /// Sends SIGTERM, and SIGKILL if it has not ended after `patience`.
-    pub(super) async fn stop(mut self, patience: Duration) -> End {
-        let until = Instant::now() + patience;
+    /// Sends SIGTERM, and SIGKILL if it has not ended after `max_wait`.
+    pub(super) async fn stop(mut self, max_wait: Duration) -> End {
+        let until = Instant::now() + max_wait;
         self.signal(Signal::TERM);
         let end = match timeout_at(until, self.departed()).await {
             Ok(()) => End::Orderly,
@@ -126,7 +126,7 @@ impl Child {
             drop(self.ended().await);
             self.finish_output().await;
         };
-        drop(timeout(KILL_PATIENCE, complete).await);
+        drop(timeout(KILL_MAX_WAIT, complete).await);
         end
     }
 
@@ -214,7 +214,7 @@ const OUTPUT_FIRST: Duration = Duration::from_millis(100);
 /// The maximum number of tasks per application that read the output of exited processes.
 const OUTPUTS_MAX: usize = 8;
 /// The time for a killed process to end. The kernel needs no longer, unless the process hangs in a system call.
-const KILL_PATIENCE: Duration = Duration::from_secs(2);
+const KILL_MAX_WAIT: Duration = Duration::from_secs(2);
 /// The interval between two checks for members of a group.
 const GROUP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -290,7 +290,7 @@ mod tests {
     #[tokio::test]
     async fn a_group_is_stopped_as_a_whole() {
         let all = async {
-            for (script, patience, expected) in [
+            for (script, max_wait, expected) in [
                 ("sleep 1000 & echo ready >&3; wait", LONG, End::Orderly),
                 // A shell that forks with a trap set may lose a signal meant for the child.
                 ("sleep 1000 & trap 'exit 0' TERM; echo ready >&3; wait", LONG, End::Orderly),
@@ -298,7 +298,7 @@ mod tests {
                 ("trap '' TERM; echo ready >&3; sleep 1000", SHORT, End::Forced),
             ] {
                 let (child, socket) = start(script).await;
-                assert_eq!(within(child.stop(patience)).await, expected, "{script}");
+                assert_eq!(within(child.stop(max_wait)).await, expected, "{script}");
                 all_have_ended(socket).await;
             }
         };

@@ -69,9 +69,9 @@ impl Run {
         self.seen = found.filter_map(|pid| Some((pid, sockets::process(pid)?.started))).collect();
     }
 
-    /// Waits for its processes to end, and kills those that remain after `patience`, including those started
+    /// Waits for its processes to end, and kills those that remain after `max_wait`, including those started
     /// meanwhile. Returns descriptions of the killed ones.
-    pub(super) async fn end(&self, patience: Duration) -> Vec<String> {
+    pub(super) async fn end(&self, max_wait: Duration) -> Vec<String> {
         let began = Instant::now();
         let (mut killed, mut was_empty) = (BTreeMap::new(), false);
         loop {
@@ -82,11 +82,11 @@ impl Run {
                 break;
             }
             was_empty = members.is_empty();
-            if waited >= patience + END_PATIENCE {
+            if waited >= max_wait + END_MAX_WAIT {
                 tracing::warn!(?members, "processes of an application remain after SIGKILL");
                 break;
             }
-            if waited >= patience {
+            if waited >= max_wait {
                 for pid in members {
                     let description = sockets::described(pid);
                     if self.send(pid, Signal::KILL) {
@@ -201,7 +201,7 @@ impl Runs {
                 run.end(Duration::ZERO).await;
             }
         };
-        if tokio::time::timeout(END_PATIENCE, all_ended).await.is_err() {
+        if tokio::time::timeout(END_MAX_WAIT, all_ended).await.is_err() {
             tracing::warn!("processes of applications remain after SIGKILL");
         }
     }
@@ -220,7 +220,7 @@ pub(crate) fn own_run() -> anyhow::Result<Run> {
 const VARIABLE: &str = "LENO_APPLICATION_RUN";
 const NAMESPACE: &str = "/proc/self/ns/pid";
 /// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+const END_MAX_WAIT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -255,7 +255,7 @@ mod tests {
         let own = own_run().unwrap();
         let run = Run::new("of a test", own.leader, own.started);
         let other = Run::new("of another test", own.leader, own.started);
-        let mut stranger = shell("echo; exec sleep 600", &other);
+        let mut external_client = shell("echo; exec sleep 600", &other);
         let mut parent = shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
         until_members(&run, 2).await;
         parent.kill().unwrap();
@@ -268,8 +268,8 @@ mod tests {
         assert_eq!(ended.len(), 1, "{ended:?}");
         assert!(run.members().is_empty());
         until_members(&other, 1).await;
-        stranger.kill().unwrap();
-        stranger.wait().unwrap();
+        external_client.kill().unwrap();
+        external_client.wait().unwrap();
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ pub(super) struct Fleet {
     wanted: BTreeMap<WorkloadName, Arc<Workload>>,
     members: BTreeMap<WorkloadName, Member>,
     tasks: JoinSet<WorkloadName>,
-    news: Rc<Notify>,
+    changed: Rc<Notify>,
 }
 
 /// One workload and its processes.
@@ -118,8 +118,8 @@ impl Standing {
     /// A workload with these closed listeners, and an application that keeps exiting.
     pub(super) fn failing(workload: Arc<Workload>, closed: BTreeMap<String, String>) -> Self {
         let admin = ([127, 0, 0, 1], 1).into();
-        let doors = BTreeMap::new();
-        let report = Report { pid: 1, admin, doors, closed, in_flight: None };
+        let open_listeners = BTreeMap::new();
+        let report = Report { pid: 1, admin, open_listeners, closed, in_flight: None };
         let application = Progress {
             state: State::Restarting,
             restarts: 7,
@@ -139,7 +139,7 @@ impl Fleet {
             wanted: BTreeMap::new(),
             members: BTreeMap::new(),
             tasks: JoinSet::new(),
-            news: Rc::new(Notify::new()),
+            changed: Rc::new(Notify::new()),
         }
     }
 
@@ -151,9 +151,9 @@ impl Fleet {
     }
 
     /// Resolves when the state of a member may have changed.
-    pub(super) async fn news(&mut self) {
+    pub(super) async fn changed(&mut self) {
         tokio::select! {
-            () = self.news.notified() => {}
+            () = self.changed.notified() => {}
             Some(departed) = self.tasks.join_next() => {
                 match departed {
                     Ok(name) => drop(self.members.remove(&name)),
@@ -201,8 +201,8 @@ impl Fleet {
         self.members.clear();
     }
 
-    /// Waits until no sidecar has a request in progress, for `patience` at most.
-    async fn quiet(&self, patience: Duration) {
+    /// Waits until no sidecar has a request in progress, for `max_wait` at most.
+    async fn quiet(&self, max_wait: Duration) {
         for member in self.members.values() {
             member.counting.send_replace(true);
         }
@@ -210,7 +210,7 @@ impl Fleet {
             let report = member.reports.borrow();
             report.as_ref().is_some_and(|report| report.in_flight != Some(0))
         };
-        sidecar::quiet(|| self.members.values().any(is_busy), patience).await;
+        sidecar::quiet(|| self.members.values().any(is_busy), max_wait).await;
     }
 
     fn converge(&mut self) {
@@ -230,7 +230,7 @@ impl Fleet {
             if self.members.contains_key(name) {
                 continue;
             }
-            let with = (Rc::clone(&self.launcher), Rc::clone(&self.news));
+            let with = (Rc::clone(&self.launcher), Rc::clone(&self.changed));
             let member = Member::start(with, workload, &mut self.tasks);
             self.members.insert(name.clone(), member);
         }
@@ -239,7 +239,7 @@ impl Fleet {
 
 impl Member {
     fn start(
-        (launcher, news): (Rc<Launcher>, Rc<Notify>),
+        (launcher, changed): (Rc<Launcher>, Rc<Notify>),
         workload: &Arc<Workload>,
         tasks: &mut JoinSet<WorkloadName>,
     ) -> Self {
@@ -250,7 +250,7 @@ impl Member {
         let (state, application) = watch::channel(Progress::waiting());
         let (counting, counts) = watch::channel(false);
         let (gone, drained) = watch::channel(false);
-        let mut posts = Posts { workloads, stages, report, state, counts, gone, news };
+        let mut posts = Posts { workloads, stages, report, state, counts, gone, changed };
         let task = tasks.spawn_local(async move {
             if let Some(placement) = posts.place(&launcher, &name).await {
                 posts.keep(&launcher, &placement).await;
@@ -281,7 +281,7 @@ struct Posts {
     state: watch::Sender<Progress>,
     counts: watch::Receiver<bool>,
     gone: watch::Sender<bool>,
-    news: Rc<Notify>,
+    changed: Rc<Notify>,
 }
 
 impl Posts {
@@ -328,7 +328,7 @@ impl Posts {
             self.gone.send_replace(true);
             stop_application.send_replace(true);
         };
-        let tell = tell(self.report.subscribe(), self.state.subscribe(), &self.news);
+        let tell = tell(self.report.subscribe(), self.state.subscribe(), &self.changed);
         let report = report(launcher, &first, self.state.subscribe());
         let both = async {
             tokio::join!(
@@ -342,7 +342,7 @@ impl Posts {
             () = tell => {}
             () = report => {}
         }
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 }
 
@@ -365,7 +365,7 @@ async fn report(
 async fn tell(
     mut reports: watch::Receiver<Option<Report>>,
     mut application: watch::Receiver<Progress>,
-    news: &Notify,
+    changed: &Notify,
 ) {
     loop {
         tokio::select! {
@@ -373,7 +373,7 @@ async fn tell(
             Ok(()) = application.changed() => {}
             else => std::future::pending().await,
         }
-        news.notify_one();
+        changed.notify_one();
     }
 }
 

@@ -136,9 +136,9 @@ impl Group {
                 .is_some_and(|it| it.started == started && !it.is_zombie)
     }
 
-    /// Kills all members, including those started meanwhile, for `END_PATIENCE` at most.
+    /// Kills all members, including those started meanwhile, for `END_MAX_WAIT` at most.
     async fn end(&self) -> Vec<String> {
-        let until = Instant::now() + END_PATIENCE;
+        let until = Instant::now() + END_MAX_WAIT;
         let mut killed = BTreeMap::new();
         loop {
             let members = self.members();
@@ -211,7 +211,7 @@ const RECORD_BYTES_MAX: u64 = 4096;
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const NAMESPACE: &str = "/proc/self/ns/pid";
 /// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+const END_MAX_WAIT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The interval between two checks of the record of a running application.
 const RECORD_LOOK_EVERY: Duration = Duration::from_secs(2);

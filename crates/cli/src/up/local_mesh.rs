@@ -87,17 +87,17 @@ impl LocalMesh {
         loop {
             tokio::select! {
                 done = &mut until => return done,
-                () = self.news() => {}
+                () = self.changed() => {}
             }
         }
     }
 
-    /// Tends the mesh until every workload is settled, for `patience` at most; true if it is.
-    pub(crate) async fn wait_until_up(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+    /// Tends the mesh until every workload is settled, for `max_wait` at most; true if it is.
+    pub(crate) async fn wait_until_up(&mut self, max_wait: Duration) -> bool {
+        let until = Instant::now() + max_wait;
         while !self.is_settled() {
             let look = until.min(Instant::now() + LOOK_AGAIN);
-            if timeout_at(look, self.news()).await.is_err() && Instant::now() >= until {
+            if timeout_at(look, self.changed()).await.is_err() && Instant::now() >= until {
                 return false;
             }
         }
@@ -161,13 +161,13 @@ impl LocalMesh {
     }
 
     /// Processes one change of the registry, the status or the fleet.
-    async fn news(&mut self) {
+    async fn changed(&mut self) {
         tokio::select! {
             Ok(()) = self.workloads.changed() => {
                 self.fleet.want(&self.workloads.borrow_and_update());
             }
             Ok(()) = self.status.changed() => {}
-            () = self.fleet.news() => {}
+            () = self.fleet.changed() => {}
         }
     }
 
@@ -187,7 +187,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Returns the placement of workloads. With namespaces the control plane listens on the gateway address, which
 /// all of them reach.
 fn place(mut config: Config, netns: Option<NetnsOptions>) -> anyhow::Result<(Config, Placements)> {
-    let Some(netns) = netns else { return Ok((config, Placements::Doors)) };
+    let Some(netns) = netns else { return Ok((config, Placements::OpenListeners)) };
     let namespaces = Namespaces::create(netns)?;
     config.listen.set_ip(namespaces.gateway().into());
     Ok((config, Placements::Namespaces(Arc::new(Mutex::new(namespaces)))))

@@ -197,12 +197,13 @@ impl Subnet {
     /// Returns the routes to the network and its parts, from all routing tables.
     fn routes_within(self) -> anyhow::Result<Vec<Route>> {
         let network = self.to_string();
-        let told = ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
+        let reported = ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
         // Without a route the output is empty, or an empty list.
-        if told.trim_ascii().is_empty() {
+        if reported.trim_ascii().is_empty() {
             return Ok(Vec::new());
         }
-        serde_json::from_slice(&told).context("cannot parse the output of `ip -json route show`")
+        serde_json::from_slice(&reported)
+            .context("cannot parse the output of `ip -json route show`")
     }
 }
 

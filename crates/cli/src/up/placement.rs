@@ -13,7 +13,7 @@ use super::netns::Namespaces;
 #[derive(Debug)]
 pub(super) enum Placements {
     /// In the host's network namespace: traffic goes through outbound listeners on loopback.
-    Doors,
+    OpenListeners,
     /// Each in its own network namespace, with its traffic redirected.
     Namespaces(Arc<Mutex<Namespaces>>),
 }
@@ -35,7 +35,7 @@ impl Placements {
     pub(super) async fn place(&self, workload: &WorkloadName) -> anyhow::Result<Placement> {
         let workload = workload.clone();
         let placed = match self {
-            Self::Doors => return Ok(Placement::default()),
+            Self::OpenListeners => return Ok(Placement::default()),
             Self::Namespaces(all) => aside(all, move |all| all.place(&workload)).await,
         };
         placed.context("the task that changes network namespaces failed")?
@@ -45,7 +45,7 @@ impl Placements {
     pub(super) async fn namespace(&self, workload: &WorkloadName) -> Option<String> {
         let workload = workload.clone();
         match self {
-            Self::Doors => None,
+            Self::OpenListeners => None,
             Self::Namespaces(all) => aside(all, move |all| all.name_of(&workload)).await.ok()?,
         }
     }
@@ -54,7 +54,7 @@ impl Placements {
     pub(super) async fn release(&self, workload: &WorkloadName) {
         let name = workload.clone();
         let released = match self {
-            Self::Doors => Ok(()),
+            Self::OpenListeners => Ok(()),
             Self::Namespaces(all) => aside(all, move |all| all.remove(&name)).await,
         };
         if let Err(error) = released {

@@ -229,9 +229,9 @@ fn starting(age: Duration, problem: &'static str) -> Port {
 
 /// Sends the readiness request; true if the status is 200 to 299.
 fn succeeds(address: SocketAddr, path: &str) -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect_timeout(&address, CHECK_PATIENCE)?;
-    stream.set_read_timeout(Some(CHECK_PATIENCE))?;
-    stream.set_write_timeout(Some(CHECK_PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&address, CHECK_MAX_WAIT)?;
+    stream.set_read_timeout(Some(CHECK_MAX_WAIT))?;
+    stream.set_write_timeout(Some(CHECK_MAX_WAIT))?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut head = [0; STATUS_BYTES];
@@ -253,7 +253,7 @@ const STARTING_MAX: Duration = Duration::from_secs(60);
 /// Consecutive failures of the readiness check after which connections are not forwarded.
 const FAILURES_MAX: u32 = 3;
 /// The timeout of each step of the check.
-const CHECK_PATIENCE: Duration = Duration::from_secs(1);
+const CHECK_MAX_WAIT: Duration = Duration::from_secs(1);
 /// The length of `HTTP/1.1 200`.
 const STATUS_BYTES: usize = 12;
 

@@ -102,12 +102,12 @@ async fn run(
                 return Ok(Ended::Exited(status?));
             }
             _ = on.stop.wait_for(|stop| *stop) => {
-                let patience = launcher.drain_timeout() + DRAIN_SLACK;
-                return Ok(Ended::Stopped(child.stop(patience).await));
+                let max_wait = launcher.drain_timeout() + DRAIN_SLACK;
+                return Ok(Ended::Stopped(child.stop(max_wait).await));
             }
             () = &mut replaced => {
-                let patience = launcher.drain_timeout() + DRAIN_SLACK;
-                child.stop(patience).await;
+                let max_wait = launcher.drain_timeout() + DRAIN_SLACK;
+                child.stop(max_wait).await;
                 return Ok(Ended::Replaced);
             }
             () = &mut listening, if listens => listens = false,
@@ -160,9 +160,9 @@ async fn order(
     }
 }
 
-/// Waits until `is_busy`, based on the latest reports of sidecars, stays false, for `patience` at most.
-pub(super) async fn quiet(is_busy: impl Fn() -> bool, patience: Duration) {
-    let until = Instant::now() + patience;
+/// Waits until `is_busy`, based on the latest reports of sidecars, stays false, for `max_wait` at most.
+pub(super) async fn quiet(is_busy: impl Fn() -> bool, max_wait: Duration) {
+    let until = Instant::now() + max_wait;
     let mut idle = 0;
     while idle < QUIET_LOOKS && Instant::now() < until {
         idle = if is_busy() { 0 } else { idle + 1 };

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use leno_control::status::Status;
-use leno_model::Door;
+use leno_model::OutboundListener;
 
 use super::fleet::Standing;
 use crate::figures::counted;
@@ -27,20 +27,21 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
         status.trust_domain,
     );
     let placed = members.iter().any(|member| member.namespace.is_some());
-    let mut listing = Listing::new(if placed { NAMESPACE_COLUMNS } else { DOOR_COLUMNS });
+    let mut listing = Listing::new(if placed { NAMESPACE_COLUMNS } else { LISTENER_COLUMNS });
     for Introduced { standing, namespace } in members {
         let workload = &standing.workload;
         // Redirected workloads have no HTTP proxy listener.
         let proxy = standing.report.as_ref().and_then(crate::proxy::Report::http_proxy);
         let proxy = proxy.map(|proxy| proxy.to_string()).unwrap_or_default();
-        let doors = workload.doors.iter();
-        let doors: Vec<String> =
-            doors.map(|door| format!("{} → {}:{}", door.listen, door.service, door.port)).collect();
+        let outbound_listeners = workload.outbound_listeners.iter();
+        let outbound_listeners: Vec<String> = outbound_listeners
+            .map(|listener| format!("{} → {}:{}", listener.listen, listener.service, listener.port))
+            .collect();
         listing.row([
             workload.name.to_string(),
             application(standing),
             if placed { namespace.clone().unwrap_or_default() } else { proxy },
-            doors.join(", "),
+            outbound_listeners.join(", "),
         ]);
     }
     text.push_str(&listing.render(Format::Table));
@@ -108,14 +109,19 @@ fn application(member: &Standing) -> String {
 /// Returns example commands for calls and for observation, with names of this mesh.
 fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     let mut lines = Vec::new();
-    let doors = members.iter().flat_map(|member| {
-        let open = member.standing.workload.doors.iter().filter(|door| is_open(member, door));
-        open.map(move |door| (within(member), door))
+    let outbound_listeners = members.iter().flat_map(|member| {
+        let open = member
+            .standing
+            .workload
+            .outbound_listeners
+            .iter()
+            .filter(|listener| is_open(member, listener));
+        open.map(move |listener| (within(member), listener))
     });
-    if let Some((within, door)) = doors.into_iter().next() {
+    if let Some((within, listener)) = outbound_listeners.into_iter().next() {
         lines.push((
-            format!("{within}curl http://{}/", door.listen),
-            format!("call {} through an outbound listener", door.service.name),
+            format!("{within}curl http://{}/", listener.listen),
+            format!("call {} through an outbound listener", listener.service.name),
         ));
     }
     lines.extend(members.iter().find_map(call_any_service));
@@ -132,8 +138,8 @@ fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
 }
 
 /// True unless the sidecar reports that the listener is closed.
-fn is_open(member: &Introduced<'_>, door: &Door) -> bool {
-    let name = format!("door-{}", door.listen);
+fn is_open(member: &Introduced<'_>, listener: &OutboundListener) -> bool {
+    let name = format!("door-{}", listener.listen);
     member.standing.report.as_ref().is_none_or(|report| !report.closed.contains_key(&name))
 }
 
@@ -154,7 +160,7 @@ fn call_any_service(member: &Introduced<'_>) -> Option<(String, String)> {
     Some((format!("curl -x http://{proxy} http://SERVICE.NAMESPACE:PORT/"), meaning))
 }
 
-const DOOR_COLUMNS: &[Column] = &[
+const LISTENER_COLUMNS: &[Column] = &[
     Column::always("workload"),
     Column::always("application"),
     Column::always("HTTP proxy"),
@@ -191,9 +197,12 @@ mod tests {
     }
 
     #[test]
-    fn doors_in_a_namespace_are_called_from_there() {
+    fn listeners_in_a_namespace_are_called_from_there() {
         let workload = client();
-        assert!(matches!(workload.doors.as_slice(), [Door { port: 80, .. }]));
+        assert!(matches!(
+            workload.outbound_listeners.as_slice(),
+            [OutboundListener { port: 80, .. }]
+        ));
         let standing = Standing::waiting(Arc::new(workload));
         let shown = |namespace: Option<&str>| {
             let namespace = namespace.map(str::to_owned);

@@ -69,7 +69,7 @@ fn without_a_cluster_somebody_says_that_network_plugins_lead_connections() {
 }
 
 #[test]
-fn a_pod_that_cannot_have_a_sidecar_is_told() {
+fn a_pod_that_cannot_have_a_sidecar_is_reported() {
     let pod = "{kind: Pod, metadata: {name: web, annotations: {leno.dev/inbound-port-exclusion-list: x}}, \
                spec: {containers: [{name: app}]}}";
     let place = Place::with(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);

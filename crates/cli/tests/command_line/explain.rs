@@ -275,7 +275,7 @@ spec:
 }
 
 #[test]
-fn a_service_that_is_asked_is_told_with_what_it_sees_of_bodies() {
+fn a_service_that_is_asked_is_reported_with_what_it_sees_of_bodies() {
     let policy = "
 apiVersion: leno.dev/v1alpha1
 kind: ExternalAuthorization
@@ -286,20 +286,20 @@ spec:
 ";
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let told = |body: &str| {
+    let reported = |body: &str| {
         let policy = format!("{policy}{body}");
         let done = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", &policy)]).leno(&arguments);
         let line = done.out.lines().find(|line| line.contains("ExternalAuthorization"));
         line.unwrap_or_else(|| panic!("{done:?}")).trim().to_owned()
     };
     expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000; if it does not respond in 200ms, the request is denied"]
-        .assert_eq(&told(""));
+        .assert_eq(&reported(""));
     expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000, with bodies of up to 65536 bytes (longer ones are rejected); if it does not respond in 200ms, the request is denied"]
-        .assert_eq(&told("  body: {}\n"));
+        .assert_eq(&reported("  body: {}\n"));
 }
 
 #[test]
-fn the_endpoint_that_a_client_keeps_to_is_told() {
+fn the_endpoint_that_a_client_keeps_to_is_reported() {
     let more = r#"
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -337,7 +337,7 @@ spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
 }
 
 #[test]
-fn a_policy_about_retries_is_told_where_no_route_decides_them() {
+fn a_policy_about_retries_is_reported_where_no_route_decides_them() {
     let policy = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: Retry
@@ -359,10 +359,11 @@ spec:
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
     let done = place.leno(&arguments);
-    let told: Vec<&str> = done.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
+    let reported: Vec<&str> =
+        done.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
     expect![[r#"
         retry     Retry shop/page: up to 3 retries after failures and responses 409, 500 to 599, back-off from 25ms, within the retry budget
-                  timeout of 2s per attempt, until the response begins"#]].assert_eq(&told[..2].join("\n"));
+                  timeout of 2s per attempt, until the response begins"#]].assert_eq(&reported[..2].join("\n"));
     let done = place.leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(json["retry"]["policy"], "Retry shop/page", "{json}");
@@ -404,9 +405,9 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
     let url = "http://reviews:9080/reviews/1";
     let done =
         place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
-    let told: Vec<&str> = done.out.lines().filter(|line| line.contains("shop/")).collect();
-    let told: Vec<&str> =
-        told.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
+    let reported: Vec<&str> = done.out.lines().filter(|line| line.contains("shop/")).collect();
+    let reported: Vec<&str> =
+        reported.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
     expect![[r#"
         backend   shop/reviews-v1 port 9080, 90 % of such requests
                   OutlierRemoval shop/own: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are ejected, at least 1 stays
@@ -423,7 +424,7 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
         no effect FaultInjection shop/slow: no rule of the policy matches the request
         no effect Hedging shop/own: the called service shop/reviews has its own: Hedging shop/called
         no effect Hedging shop/second: Hedging shop/called takes precedence at shop/reviews port 9080
-                  shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews"#]].assert_eq(&told.join("\n"));
+                  shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews"#]].assert_eq(&reported.join("\n"));
 }
 
 #[test]
@@ -486,7 +487,7 @@ spec:
 }
 
 #[test]
-fn a_circuit_breaker_is_told_with_its_bounds_and_when_it_opens() {
+fn a_circuit_breaker_is_reported_with_its_bounds_and_when_it_opens() {
     let policy = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: UpstreamTrafficSetting
@@ -737,14 +738,14 @@ fn yaml_says_what_json_says() {
     let request =
         "request -f mesh.yaml --from shop/page-1 --url http://reviews.shop:9080/reviews/1";
     for arguments in ["", "denied", request] {
-        let told = |form: &str| {
+        let reported = |form: &str| {
             let arguments = format!("explain {arguments} -o {form}");
             let done = place.leno(&arguments.split_whitespace().collect::<Vec<_>>());
             assert_eq!(done.code, Some(0), "{done:?}");
             done.out
         };
-        let json: Value = serde_json::from_str(&told("json")).expect("JSON");
-        let yaml: Value = serde_saphyr::from_str(&told("yaml")).expect("YAML");
+        let json: Value = serde_json::from_str(&reported("json")).expect("JSON");
+        let yaml: Value = serde_saphyr::from_str(&reported("yaml")).expect("YAML");
         assert_eq!(yaml, json, "{arguments}");
     }
 }

@@ -95,7 +95,7 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
             break;
         }
         assert!(!has_ended, "{garbage:?}: it ended: {}", log());
-        let is_late = begin.elapsed() > PATIENCE;
+        let is_late = begin.elapsed() > MAX_WAIT;
         assert!(!is_late, "{garbage:?}: no requests for {absent:?}: {}", log());
         thread::park_timeout(Duration::from_millis(20));
     }
@@ -412,4 +412,4 @@ fn answer(writer: &mut TcpStream, status: u16, body: &[u8]) -> bool {
 
 /// The number of responses per request: the second request proves that the first response was read.
 const TIMES: usize = 2;
-const PATIENCE: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);

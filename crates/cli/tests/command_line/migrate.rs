@@ -263,7 +263,7 @@ fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
     let place = Place::with(&[("old/mesh.yaml", OLD), ("old/rules.yaml", &rules)]);
     let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
-    let told: Vec<&str> = done.out.lines().filter(|line| line.contains("rules.yaml")).collect();
+    let reported: Vec<&str> = done.out.lines().filter(|line| line.contains("rules.yaml")).collect();
     for (kind, field, wider) in [
         ("UpstreamTrafficSetting shop/stock (old/rules.yaml:1)", "`rateLimit.global.http`", true),
         ("Egress shop/pay (old/rules.yaml:9)", "mtls", false),
@@ -271,11 +271,11 @@ fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
         ("TrafficSplit shop/stock (old/rules.yaml:25)", "spec.backends", false),
     ] {
         let begin = format!("not kept: {kind}: ");
-        let line = told.iter().find(|line| line.starts_with(&begin)).expect(kind);
+        let line = reported.iter().find(|line| line.starts_with(&begin)).expect(kind);
         assert!(line.contains(field), "{line}");
         assert_eq!(line.contains("access may become wider"), wider, "{line}");
     }
-    assert!(told.iter().any(|line| line.starts_with("rewritten: TrafficTarget shop/stock ")));
+    assert!(reported.iter().any(|line| line.starts_with("rewritten: TrafficTarget shop/stock ")));
     assert_eq!(place.leno(&["check", "-f", "new"]).code, Some(0));
     let written = std::fs::read_to_string(place.path().join("new/rules.yaml")).expect("a file");
     assert!(written.contains("kind: AccessPolicy"), "{written}");
@@ -324,12 +324,12 @@ fn what_only_something_that_is_not_kept_may_use_is_not_kept_either() {
     let place = Place::with(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
     let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
-    let told = |name: &str| {
+    let reported = |name: &str| {
         let title = format!("HTTPRouteGroup shop/{name} ");
         done.out.lines().find(|line| line.contains(&title)).expect("a line")
     };
-    assert!(told("mail").starts_with("not kept: "), "{done:?}");
-    assert!(told("stock").starts_with("not needed: "), "{done:?}");
+    assert!(reported("mail").starts_with("not kept: "), "{done:?}");
+    assert!(reported("stock").starts_with("not needed: "), "{done:?}");
     assert!(done.out.contains("\n9 native already, "), "{done:?}");
     let written = std::fs::read_to_string(place.path().join("new/smi.yaml")).expect("a file");
     assert!(written.starts_with("# Rules of the shop.\n---\n"), "{written}");

@@ -39,7 +39,7 @@ data:
 "#;
 
 #[test]
-fn items_become_policies_or_are_told_of() {
+fn items_become_policies_or_are_reported_of() {
     let place = Place::with(&[("old/items.yaml", ITEMS)]);
     let done = place.leno(&["migrate", "-f", "old", "-o", "new", "--namespace", "shop"]);
     assert_eq!(done.code, Some(3), "{done:?}");
@@ -62,16 +62,16 @@ fn items_become_policies_or_are_told_of() {
         ("item servicecomb.matchGroup.nothing", "no rule of its scene is converted"),
         ("item servicecomb.tagRule", "publish it under servicecomb.routeRule manually"),
     ] {
-        let told = done.out.lines().find(|line| line.contains(&format!("{item} (")));
-        assert!(told.is_some_and(|line| line.contains(fate)), "{item}: {told:?}");
+        let reported = done.out.lines().find(|line| line.contains(&format!("{item} (")));
+        assert!(reported.is_some_and(|line| line.contains(fate)), "{item}: {reported:?}");
     }
     // Without a rule that rejects requests, the migrated mesh permits more.
     for (item, widens) in
         [("servicecomb.bulkhead.checkout", true), ("servicecomb.retry.clients", false)]
     {
         let mut lines = done.out.lines();
-        let told = lines.find(|line| line.contains(&format!("item {item} ("))).expect(item);
-        assert_eq!(told.contains("access may become wider"), widens, "{told}");
+        let reported = lines.find(|line| line.contains(&format!("item {item} ("))).expect(item);
+        assert_eq!(reported.contains("access may become wider"), widens, "{reported}");
     }
     let check = ["migrate", "check", "-f", "old", "--namespace", "shop"];
     let foretold = place.leno(&check).out;
@@ -91,7 +91,7 @@ fn what_an_item_holds_that_is_no_yaml_is_no_rule() {
     let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
     let line = "not kept: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
         become wider: no other rule denies or limits the same requests";
-    assert!(done.out.lines().any(|told| told == line), "{}", done.out);
+    assert!(done.out.lines().any(|reported| reported == line), "{}", done.out);
     assert!(!done.out.contains("is RateLimit"), "{}", done.out);
 }
 

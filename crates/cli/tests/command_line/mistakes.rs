@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::run::{MESH, Place};
 
 #[test]
-fn wrong_usage_is_told_apart_from_failure() {
+fn wrong_usage_is_reported_apart_from_failure() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
     let cases: [(&[&str], &str); 18] = [
         (&[], "Usage"),

@@ -196,7 +196,7 @@ async fn a_bad_request_does_not_cost_the_token() {
 }
 
 #[tokio::test]
-async fn a_stranger_does_not_learn_from_a_guess_what_there_is() {
+async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
     let mut office = Office::open();
     let token = office.token("details-1");
     let expired = office.tokens.mint(
@@ -229,7 +229,7 @@ async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
     while office.certifier.issued == 0 {
         tokio::select! {
             biased;
-            told = office.certifier.next() => panic!("{told:?}"),
+            sent = office.certifier.next() => panic!("{sent:?}"),
             () = tokio::task::yield_now() => {}
         }
     }

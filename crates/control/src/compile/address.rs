@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Endpoint, EndpointId, Occupant, OccupantPort, Service, ServiceName, ServicePort, Workload,
+    AddressEntry, AddressPort, Endpoint, EndpointId, Service, ServiceName, ServicePort, Workload,
 };
 
 use super::enforcement::is_balanced;
@@ -14,8 +14,8 @@ use crate::mesh::Mesh;
 
 /// The entries of some addresses.
 #[derive(Debug, Default)]
-pub(crate) struct Occupants {
-    pub(crate) at: BTreeMap<IpAddr, Arc<Occupant>>,
+pub(crate) struct AddressEntries {
+    pub(crate) at: BTreeMap<IpAddr, Arc<AddressEntry>>,
     /// The services among them; the querying sidecar needs these too.
     pub(crate) services: BTreeSet<ServiceName>,
     /// All services that the result depends on: if one changes, the result may change.
@@ -26,36 +26,40 @@ pub(crate) struct Occupants {
 
 /// Returns the entries of these addresses. They are the same for all clients: authorization is decided
 /// elsewhere.
-pub(crate) fn occupants(mesh: &Mesh, asked: &BTreeSet<IpAddr>, views: &mut Views) -> Occupants {
-    let mut occupants = Occupants::default();
+pub(crate) fn address_entries(
+    mesh: &Mesh,
+    asked: &BTreeSet<IpAddr>,
+    views: &mut Views,
+) -> AddressEntries {
+    let mut address_entries = AddressEntries::default();
     for address in asked {
-        let occupant = occupants.occupant(mesh, *address, views);
-        occupants.at.insert(*address, Arc::new(occupant));
+        let address_entry = address_entries.address_entry(mesh, *address, views);
+        address_entries.at.insert(*address, Arc::new(address_entry));
     }
-    occupants
+    address_entries
 }
 
-impl Occupants {
-    fn occupant(&mut self, mesh: &Mesh, address: IpAddr, views: &mut Views) -> Occupant {
+impl AddressEntries {
+    fn address_entry(&mut self, mesh: &Mesh, address: IpAddr, views: &mut Views) -> AddressEntry {
         if let Some(service) = mesh.service_at(address) {
             return match self.is_of_mesh(mesh, service, views) {
                 true => {
                     self.services.insert(service.name.clone());
-                    Occupant::Service(service.name.clone())
+                    AddressEntry::Service(service.name.clone())
                 }
-                false => Occupant::Outside,
+                false => AddressEntry::Outside,
             };
         }
         // Clients of a gateway's address are external, even inside the cluster.
         let workload = mesh.workload_at(address).filter(|it| mesh.gateway_of(it).is_none());
         let Some(workload) = workload else {
-            return Occupant::Outside;
+            return AddressEntry::Outside;
         };
         let ports = self.ports(mesh, workload);
         if mesh.listeners(&workload.name).is_none() {
             self.unheard.insert(address);
         }
-        Occupant::Workload { workload: workload.name.clone(), ports }
+        AddressEntry::Workload { workload: workload.name.clone(), ports }
     }
 
     /// True if sidecars balance over the endpoints of a service, or of a service that its routes forward to.
@@ -73,7 +77,7 @@ impl Occupants {
 
     /// Returns the ports of a workload that services forward to. If several services forward to one port, the
     /// port has the service under which it is counted.
-    fn ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, OccupantPort> {
+    fn ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, AddressPort> {
         let mut services: Vec<&Service> = mesh.in_front_of(&workload.name).collect();
         // Stable sort: services are ordered by name.
         services.sort_by_key(|service| service.selector.len());
@@ -82,7 +86,7 @@ impl Occupants {
             self.decided_by.insert(service.name.clone());
             for port in &service.ports {
                 if let Some(number) = target_port(&port.target, workload) {
-                    let found = || occupant_port(mesh, workload, (service, port), number);
+                    let found = || address_entry_port(mesh, workload, (service, port), number);
                     ports.entry(number).or_insert_with(found);
                 }
             }
@@ -91,12 +95,12 @@ impl Occupants {
     }
 }
 
-fn occupant_port(
+fn address_entry_port(
     mesh: &Mesh,
     workload: &Workload,
     (service, port): (&Service, &ServicePort),
     number: u16,
-) -> OccupantPort {
+) -> AddressPort {
     let listeners = mesh.listeners(&workload.name);
     // A revoked account is not called, and its traffic is not sent unprotected either.
     let listeners = listeners.filter(|_| !mesh.is_revoked(workload));
@@ -111,7 +115,7 @@ fn occupant_port(
         Arc::new(Endpoint { id, address, account, tags: BTreeMap::new(), weight: None })
     });
     let protocol = protocol(mesh, service, port);
-    OccupantPort { service: service.name.clone(), port: port.port, protocol, endpoint }
+    AddressPort { service: service.name.clone(), port: port.port, protocol, endpoint }
 }
 
 #[cfg(test)]
@@ -137,10 +141,10 @@ mod tests {
         mesh
     }
 
-    fn at(mesh: &Mesh, address: [u8; 4]) -> Occupant {
+    fn at(mesh: &Mesh, address: [u8; 4]) -> AddressEntry {
         let address = IpAddr::from(address);
-        Occupant::clone(
-            &occupants(mesh, &BTreeSet::from([address]), &mut Views::default()).at[&address],
+        AddressEntry::clone(
+            &address_entries(mesh, &BTreeSet::from([address]), &mut Views::default()).at[&address],
         )
     }
 
@@ -154,10 +158,10 @@ mod tests {
     #[test]
     fn an_address_is_a_service_or_a_workload_or_outside() {
         let mesh = cluster();
-        assert_eq!(at(&mesh, [10, 96, 0, 1]), Occupant::Service(service("details")));
-        assert_eq!(at(&mesh, [192, 0, 2, 1]), Occupant::Outside);
+        assert_eq!(at(&mesh, [10, 96, 0, 1]), AddressEntry::Service(service("details")));
+        assert_eq!(at(&mesh, [192, 0, 2, 1]), AddressEntry::Outside);
         let found = at(&mesh, address_of(&mesh, "reviews-v2-1"));
-        let Occupant::Workload { workload: name, ports } = found else { panic!("{found:?}") };
+        let AddressEntry::Workload { workload: name, ports } = found else { panic!("{found:?}") };
         assert_eq!(name, workload("reviews-v2-1"));
         assert_eq!(ports.keys().collect::<Vec<_>>(), [&9083]);
         // The service under which it is counted, not one of a single version.
@@ -175,16 +179,17 @@ mod tests {
         dual.other_addresses.insert(other);
         let touched = mesh.apply(Change::Upsert(Object::Workload(dual.clone())));
         assert!(touched.addresses.contains(&other) && touched.addresses.contains(&dual.address));
-        let found = occupants(&mesh, &BTreeSet::from([other, dual.address]), &mut Views::default());
+        let found =
+            address_entries(&mesh, &BTreeSet::from([other, dual.address]), &mut Views::default());
         assert_eq!(found.at[&other], found.at[&dual.address]);
         assert!(
-            matches!(&*found.at[&other], Occupant::Workload { workload, .. } if *workload == name)
+            matches!(&*found.at[&other], AddressEntry::Workload { workload, .. } if *workload == name)
         );
         dual.other_addresses.clear();
         let touched = mesh.apply(Change::Upsert(Object::Workload(dual)));
         assert!(touched.addresses.contains(&other));
-        let found = occupants(&mesh, &BTreeSet::from([other]), &mut Views::default());
-        assert_eq!(*found.at[&other], Occupant::Outside);
+        let found = address_entries(&mesh, &BTreeSet::from([other]), &mut Views::default());
+        assert_eq!(*found.at[&other], AddressEntry::Outside);
     }
 
     #[test]
@@ -193,9 +198,9 @@ mod tests {
         let is_routed = |mesh: &Mesh| {
             let name = mesh.service(&service("reviews")).unwrap();
             let address = *name.addresses.first().unwrap();
-            let found = occupants(mesh, &BTreeSet::from([address]), &mut Views::default());
+            let found = address_entries(mesh, &BTreeSet::from([address]), &mut Views::default());
             assert!(found.decided_by.contains(&service("reviews")));
-            *found.at[&address] == Occupant::Service(service("reviews"))
+            *found.at[&address] == AddressEntry::Service(service("reviews"))
         };
         assert!(is_routed(&mesh));
         let mut bare = mesh.service(&service("reviews")).unwrap().clone();
@@ -217,9 +222,9 @@ mod tests {
         let touched = mesh.listen(&name, None);
         let address = mesh.workload(&name).unwrap().address;
         assert!(touched.addresses.contains(&address));
-        let found = occupants(&mesh, &BTreeSet::from([address]), &mut Views::default());
+        let found = address_entries(&mesh, &BTreeSet::from([address]), &mut Views::default());
         assert!(found.unheard.contains(&address));
-        let Occupant::Workload { ports, .. } = &*found.at[&address] else { panic!("outside") };
+        let AddressEntry::Workload { ports, .. } = &*found.at[&address] else { panic!("outside") };
         assert_eq!(ports[&9081].endpoint, None);
     }
 
@@ -233,8 +238,9 @@ mod tests {
         let key = leno_model::ObjectKey::Workload(workload("details-1"));
         let touched = mesh.apply(Change::Remove(key));
         assert!(touched.addresses.contains(&successor.address));
-        let found = occupants(&mesh, &BTreeSet::from([successor.address]), &mut Views::default());
-        let Occupant::Workload { workload: name, .. } = &*found.at[&successor.address] else {
+        let found =
+            address_entries(&mesh, &BTreeSet::from([successor.address]), &mut Views::default());
+        let AddressEntry::Workload { workload: name, .. } = &*found.at[&successor.address] else {
             panic!("outside")
         };
         assert_eq!(*name, workload("stranger-1"));

@@ -25,7 +25,7 @@ impl Stage {
     /// Returns the stage of the workloads that receive a service's requests now.
     fn of(mesh: &Mesh, service: &Service) -> Self {
         let members = mesh.members_behind(&service.name);
-        let mut all = members.chain(mesh.bystanders_behind(&service.name));
+        let mut all = members.chain(mesh.unmeshed_workloads_behind(&service.name));
         match all.any(|it| Self::Ready.includes(service, it)) {
             true => Self::Ready,
             false => Self::Terminating,
@@ -60,7 +60,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let is_outside = |workload: &Workload| {
         barrier(mesh, workload) == Some(Barrier::Egress) && !needs_sidecar(mesh, service, workload)
     };
-    let others = mesh.bystanders_behind(name).filter(|it| stage.includes(service, it));
+    let others = mesh.unmeshed_workloads_behind(name).filter(|it| stage.includes(service, it));
     let mut others = others.peekable();
     others.peek().is_none() || !others.all(is_outside)
 }
@@ -69,7 +69,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
 /// may send plaintext to each of its endpoints. The pod becomes known as an endpoint only when the cluster
 /// network routes plaintext to it as well.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
-    let others = mesh.bystanders_behind(&service.name);
+    let others = mesh.unmeshed_workloads_behind(&service.name);
     let mut others = others.filter(|it| Stage::Ready.includes(service, it)).peekable();
     let is_open = |it: &Workload| {
         it.labels.contains_key(JOINING_LABEL)
@@ -103,7 +103,7 @@ pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)>
     if !is_balanced(mesh, &service.name) {
         return None;
     }
-    let others = mesh.bystanders_behind(&service.name);
+    let others = mesh.unmeshed_workloads_behind(&service.name);
     let ready = others.filter(|it| Stage::Ready.includes(service, it));
     let mut barriers = ready.filter_map(|it| barrier(mesh, it));
     let first = barriers.next()?;
@@ -125,7 +125,7 @@ impl<'a> Enforcement<'a> {
 
     /// True if no policy that only a sidecar enforces applies at a port of a workload.
     pub(super) fn is_complete(&mut self, workload: &'a Workload, number: u16) -> bool {
-        let services = self.mesh.in_front_of_bystander(&workload.name);
+        let services = self.mesh.in_front_of_unmeshed_workload(&workload.name);
         let key = services.map(|it| (&it.name, leading(it, workload, number).collect())).collect();
         let is_complete = || needing_sidecar(self.mesh, workload, number).is_empty();
         *self.known.entry(key).or_insert_with(is_complete)
@@ -154,13 +154,14 @@ pub(super) fn needing_sidecar(
     number: u16,
 ) -> BTreeSet<ObjectKey> {
     let mut policies: BTreeSet<ObjectKey> = access_policies(mesh, workload).collect();
-    for service in mesh.in_front_of_bystander(&workload.name) {
+    for service in mesh.in_front_of_unmeshed_workload(&workload.name) {
         for port in leading(service, workload, number) {
             let limits = mesh.limits(&service.name, port).map(|limits| limits.policy);
             let guards = mesh.guards(&service.name, port).into_iter().map(|it| it.policy);
             policies.extend(limits.into_iter().chain(guards).map(ObjectKey::ServicePolicy));
         }
-        let beside = mesh.behind(&service.name).chain(mesh.bystanders_behind(&service.name));
+        let beside =
+            mesh.behind(&service.name).chain(mesh.unmeshed_workloads_behind(&service.name));
         policies.extend(beside.flat_map(|beside| access_policies(mesh, beside)));
     }
     policies
@@ -192,10 +193,10 @@ pub(crate) fn left_out<'a>(mesh: &'a Mesh, policy: &ObjectKey) -> BTreeSet<&'a W
     let is_led_to = |service: &&Service| {
         mesh.members_behind(&service.name).next().is_some() || mesh.is_led_to(&service.name)
     };
-    let services = mesh.services_with_bystanders().filter(is_led_to);
+    let services = mesh.services_with_unmeshed_workloads().filter(is_led_to);
     let left_out = services.flat_map(|service| {
-        let bystanders = mesh.bystanders_behind(&service.name);
-        bystanders.filter(move |workload| is_left_out(mesh, service, workload, policy))
+        let unmeshed_workloads = mesh.unmeshed_workloads_behind(&service.name);
+        unmeshed_workloads.filter(move |workload| is_left_out(mesh, service, workload, policy))
     });
     left_out.map(|workload| &workload.name).collect()
 }

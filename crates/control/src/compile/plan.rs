@@ -9,7 +9,7 @@ use leno_model::{
 };
 
 use super::access::{access, inbound};
-use super::border::{openings, outlets};
+use super::boundary::{egress_rules, openings};
 use super::service::{labels, target_port};
 use crate::mesh::Mesh;
 
@@ -22,11 +22,11 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         address: workload.address,
         ports: ports(mesh, workload),
         served: served(mesh, workload),
-        doors: workload.doors.clone(),
+        outbound_listeners: workload.outbound_listeners.clone(),
         access: access(mesh, workload),
         revoked: mesh.config().revoked.clone(),
         revoked_workloads: mesh.revocations().workloads.clone(),
-        edition: mesh.edition(),
+        ca_generation: mesh.ca_generation(),
         caller: caller(mesh, workload),
         lanes: lanes(mesh, workload),
         inbound: inbound(mesh, workload),
@@ -36,7 +36,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         plaintext: mesh.config().plaintext_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),
         openings: openings(mesh, workload),
-        outlets: outlets(mesh, workload),
+        egress_rules: egress_rules(mesh, workload),
         guards: guards(mesh, workload),
         retries: retries(mesh, workload),
     }

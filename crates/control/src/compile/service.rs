@@ -91,7 +91,7 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
             rules,
             endpoints: endpoints(mesh, (service, port), tags.as_deref(), (viewer, &permitted)),
             tls_rules: tls_rules(mesh, place, viewer.consumer()),
-            treatment: mesh.treatment(&service.name, port.port),
+            traffic_policy: mesh.traffic_policy(&service.name, port.port),
             tags,
             tcp_rule: split::tcp_rule(mesh, place, viewer.consumer()),
         };
@@ -295,7 +295,11 @@ fn may_reach(
         match permitted.allows_some(mesh, name) {
             Some(allows) => allows,
             // Unmeshed workloads enforce nothing.
-            None if viewer.is_gateway() && mesh.bystanders_behind(name).next().is_some() => true,
+            None if viewer.is_gateway()
+                && mesh.unmeshed_workloads_behind(name).next().is_some() =>
+            {
+                true
+            }
             None => mesh.config().mode_in(&name.namespace) != TrafficMode::Strict,
         }
     })
@@ -378,7 +382,7 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
     let mut spoken: BTreeSet<Protocol> = mesh.behind(&service.name).filter_map(spoken_by).collect();
     if spoken.is_empty() {
         // Unmeshed workloads count if no workload has a sidecar.
-        spoken.extend(mesh.bystanders_behind(&service.name).filter_map(spoken_by));
+        spoken.extend(mesh.unmeshed_workloads_behind(&service.name).filter_map(spoken_by));
     }
     match (spoken.first(), spoken.len()) {
         (Some(protocol), 1) if *protocol != Protocol::Detect => *protocol,
@@ -455,7 +459,7 @@ fn plain_endpoints(
     viewer: &Viewer,
     stage: Stage,
 ) -> Vec<Arc<Endpoint>> {
-    let workloads = mesh.bystanders_behind(&service.name);
+    let workloads = mesh.unmeshed_workloads_behind(&service.name);
     let workloads = workloads.filter(|workload| stage.includes(service, workload));
     let is_open = |it: &&Workload| viewer.is_gateway() || barrier(mesh, it).is_none();
     let mut enforcement = Enforcement::of(mesh);

@@ -46,7 +46,7 @@ pub(super) fn tcp_rule(
 }
 
 /// Returns the objects that override a split at each port of its root, as sentences for its author.
-pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
+pub(crate) fn conflicts(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let root = &split.root.service;
     let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
     let first = first.filter(|first| first.name != split.name);
@@ -69,7 +69,7 @@ pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
 }
 
 /// Returns the TCP route that overrides another one at a port, as a sentence for its author.
-pub(crate) fn tcp_rival(
+pub(crate) fn tcp_conflict(
     mesh: &Mesh,
     name: &RouteName,
     (service, port): (&ServiceName, u16),

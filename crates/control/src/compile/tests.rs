@@ -1,7 +1,7 @@
 //! Tests of the compiler: the configuration of one workload, as text.
 
 mod access;
-mod border;
+mod boundary;
 mod gateways;
 mod joining;
 mod limits;
@@ -40,8 +40,9 @@ fn render(world: &World) -> String {
     for (port, service) in &plan.served {
         writeln!(out, "  serves {service} on {port}").unwrap();
     }
-    for door in &plan.doors {
-        writeln!(out, "  door {} to {}:{}", door.listen, door.service, door.port).unwrap();
+    for listener in &plan.outbound_listeners {
+        writeln!(out, "  door {} to {}:{}", listener.listen, listener.service, listener.port)
+            .unwrap();
     }
     match &plan.access {
         Access::Permissive => writeln!(out, "  lets everybody in").unwrap(),
@@ -101,7 +102,7 @@ fn render(world: &World) -> String {
 }
 
 #[test]
-fn a_client_knows_the_services_behind_its_doors_and_their_backends() {
+fn a_client_knows_the_services_behind_its_listeners_and_their_backends() {
     check(
         BOOKINFO,
         "productpage-1",
@@ -346,7 +347,7 @@ spec: {matches: {ports: [9082, 70]}}
 }
 
 #[test]
-fn what_a_policy_refers_to_and_is_missing_allows_nothing_and_is_told() {
+fn what_a_policy_refers_to_and_is_missing_allows_nothing_and_is_reported() {
     let more = r#"
 ---
 apiVersion: access.smi-spec.io/v1alpha3
@@ -493,7 +494,7 @@ fn endpoints_have_weights_where_these_differ() {
 }
 
 #[test]
-fn a_weight_that_changes_is_told_to_clients() {
+fn a_weight_that_changes_is_reported_to_clients() {
     let mut mesh = mesh(BOOKINFO);
     let reviews = mesh.workload(&workload("reviews-v1-1")).unwrap();
     let heavier = Workload { weight: Weight::new(200).unwrap(), ..reviews.clone() };
@@ -556,7 +557,7 @@ spec: {compat: sermant, config: 'enableRemoval: true'}
     let decides = |yaml: &str, name: &str| {
         let mesh = mesh(&format!("{BOOKINFO}{yaml}"));
         let view = view(&mesh, &Viewer::Anybody, mesh.service(&service(name)).unwrap());
-        let removal = view.ports[&9080].treatment.removal.clone();
+        let removal = view.ports[&9080].traffic_policy.removal.clone();
         removal.map(|removal| removal.policy.to_string())
     };
     let some = |text: &str| Some(text.to_owned());
@@ -567,6 +568,6 @@ spec: {compat: sermant, config: 'enableRemoval: true'}
     assert_eq!(decides(&all, "reviews-v2"), some("SermantRemoval bookinfo/all"));
     let closer = format!("{all}{}", removal("z", ", port: 9080"));
     assert_eq!(decides(&closer, "reviews-v1"), some("OutlierRemoval bookinfo/z"));
-    let elsewhere = format!("{all}{}", removal("a", ", port: 1"));
-    assert_eq!(decides(&elsewhere, "reviews-v1"), some("OutlierRemoval bookinfo/b"));
+    let other_replicas = format!("{all}{}", removal("a", ", port: 1"));
+    assert_eq!(decides(&other_replicas, "reviews-v1"), some("OutlierRemoval bookinfo/b"));
 }

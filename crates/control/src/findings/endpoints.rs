@@ -79,11 +79,13 @@ fn finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
 /// Returns the service ports that receive requests: of listeners, of backends with a weight, and of services
 /// without routes that a sidecar uses.
 fn used(facts: &Facts) -> BTreeSet<String> {
-    let doors = facts.workloads.iter().flat_map(|workload| &workload.doors);
+    let outbound_listeners =
+        facts.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
     let led = |name: &str| facts.services.iter().any(|it| it.name == name && !it.routes.is_empty());
-    let doors = doors.filter(|door| !led(&door.service));
-    let mut used: BTreeSet<String> =
-        doors.map(|door| format!("{}:{}", door.service, door.port)).collect();
+    let outbound_listeners = outbound_listeners.filter(|listener| !led(&listener.service));
+    let mut used: BTreeSet<String> = outbound_listeners
+        .map(|listener| format!("{}:{}", listener.service, listener.port))
+        .collect();
     for backend in facts.routes.iter().flat_map(|route| &route.backends) {
         if let Some((target, weight)) = backend.split_once(" weight ")
             && weight != "0"
@@ -120,9 +122,9 @@ mod tests {
     #[test]
     fn an_empty_endpoint_list_is_a_problem_where_requests_go() {
         let app = || json!({"app": "stock"});
-        let door = json!([{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:1" }]);
+        let listener = json!([{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:1" }]);
         let mut calling = serde_json::to_value(workload("connected")).unwrap();
-        calling["doors"] = door;
+        calling["doors"] = listener;
         let subscribed = |services: &[&str]| {
             let mut proxy = proxy();
             proxy.subscriptions = services.iter().map(|name| (*name).to_owned()).collect();

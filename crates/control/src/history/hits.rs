@@ -32,13 +32,13 @@ struct Minutes {
 impl Hits {
     /// Processes one sidecar's report; returns the number of entries that were not kept: rules of missing
     /// objects, and those evicted for newer ones.
-    pub(super) fn take(&mut self, mesh: &Mesh, told: &[RuleHits], at: Duration) -> u64 {
-        told.iter().map(|hits| u64::from(!self.add(mesh, hits, at))).sum()
+    pub(super) fn take(&mut self, mesh: &Mesh, sent: &[RuleHits], at: Duration) -> u64 {
+        sent.iter().map(|hits| u64::from(!self.add(mesh, hits, at))).sum()
     }
 
     /// Returns false if the report, or an older entry, is not kept.
-    fn add(&mut self, mesh: &Mesh, told: &RuleHits, at: Duration) -> bool {
-        let RuleHits { kind, namespace, name, rule, hits } = told;
+    fn add(&mut self, mesh: &Mesh, sent: &RuleHits, at: Duration) -> bool {
+        let RuleHits { kind, namespace, name, rule, hits } = sent;
         if !mesh.has(&kind.key(namespace, name)) || rule.chars().any(char::is_control) {
             return false;
         }
@@ -209,9 +209,9 @@ spec:
 ";
         let mesh = mesh(&format!("{BOOKINFO}---{backend}"));
         let mut all = Hits::default();
-        let told =
+        let sent =
             [hits("IngressBackend", "ratings", "", 3), hits("AccessControl", "ratings", "", 1)];
-        assert_eq!(all.take(&mesh, &told, at(1)), 1, "there is no such AccessControl");
+        assert_eq!(all.take(&mesh, &sent, at(1)), 1, "there is no such AccessControl");
         let [rule] = &all.status(at(1))[..] else { panic!() };
         assert_eq!(
             (&*rule.kind, &*rule.name, rule.hits),
@@ -223,13 +223,13 @@ spec:
     fn what_the_mesh_does_not_have_takes_no_room() {
         let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
         let mut all = Hits::default();
-        let told = [
+        let sent = [
             hits("HTTPRoute", "invented", "0", 1),
             hits("GRPCRoute", "ratings", "0", 1),
             hits("RateLimit", "ratings", "", 1),
             hits("HTTPRoute", "ratings", "1", 1),
         ];
-        assert_eq!(all.take(&mesh, &told, at(1)), 3);
+        assert_eq!(all.take(&mesh, &sent, at(1)), 3);
         assert_eq!(all.rules.len(), 1);
         all.sweep(&Mesh::default(), at(1));
         assert!(all.rules.is_empty());

@@ -61,11 +61,11 @@ impl Rejections {
         &mut self,
         mesh: &Mesh,
         name: &WorkloadName,
-        told: &Traffic,
+        sent: &Traffic,
         at: Duration,
     ) -> u64 {
         let mut evicted = 0;
-        for series in &told.series {
+        for series in &sent.series {
             let Some(destination) = destination(mesh, name, series) else { continue };
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
@@ -87,12 +87,12 @@ impl Rejections {
                 let counts = |reason: &Reason| match destination.service() {
                     Some(_) => reason.is_rejection(),
                     None => {
-                        told.folded == 0
+                        sent.folded == 0
                             && (is_of_destination(*reason) || (is_unread && is_of_head(*reason)))
                     }
                 };
                 let Some(reason) = reason.filter(counts) else { continue };
-                let policies = deciding(mesh, &about, reason, &told.rules);
+                let policies = deciding(mesh, &about, reason, &sent.rules);
                 for (index, place) in places.iter().enumerate() {
                     let is_counted = index == 0 && (!is_inbound || is_unmeshed);
                     let key = (place.clone(), reason.label());

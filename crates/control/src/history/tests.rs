@@ -32,7 +32,7 @@ fn inbound(from: &str, requests: u64) -> TrafficSeries {
     TrafficSeries { direction: Direction::Inbound, peer, ..outbound("details", None, requests, 0) }
 }
 
-fn told(series: Vec<TrafficSeries>) -> Traffic {
+fn sent(series: Vec<TrafficSeries>) -> Traffic {
     let cpu = Duration::from_millis(50);
     Traffic {
         span: Duration::from_secs(5),
@@ -64,8 +64,8 @@ fn rates_are_right_from_the_first_report_on() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
     for seconds in (5..=60).step_by(5) {
-        let told = told(vec![outbound("details", None, 50, 5)]);
-        history.take(&mesh, &workload("productpage-1"), &told, at(seconds));
+        let sent = sent(vec![outbound("details", None, 50, 5)]);
+        history.take(&mesh, &workload("productpage-1"), &sent, at(seconds));
         let status = history.status(&mesh, at(seconds), EVERY);
         let details = rates(&status.services, "details");
         assert!((8.0..=14.0).contains(&details.per_second), "{seconds} s: {details:?}");
@@ -90,12 +90,12 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
         durations: Vec::new(),
         ..outbound("details", None, 0, 0)
     };
-    history.take(&mesh, &workload("productpage-1"), &told(vec![tcp(20, 0, 0)]), at(5));
+    history.take(&mesh, &workload("productpage-1"), &sent(vec![tcp(20, 0, 0)]), at(5));
     let status = history.status(&mesh, at(5), EVERY);
     let details = rates(&status.services, "details");
     assert_eq!((details.per_second, details.success, details.requests), (4.0, Some(1.0), 20));
     assert_eq!(status.sidecars[0].outbound_per_second, 4.0);
-    history.take(&mesh, &workload("productpage-1"), &told(vec![tcp(20, 10, 10)]), at(10));
+    history.take(&mesh, &workload("productpage-1"), &sent(vec![tcp(20, 10, 10)]), at(10));
     let status = history.status(&mesh, at(10), EVERY);
     let details = rates(&status.services, "details");
     assert_eq!((details.per_second, details.success), (4.0, Some(0.75)));
@@ -104,7 +104,7 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
     assert_eq!((&*rejection.reason, rejection.requests), ("denied-by-policy", 10));
     assert_eq!(rejection.share, 0.25);
     // Connections that ended normally have been counted.
-    let ended = told(vec![tcp(0, 30, 0)]);
+    let ended = sent(vec![tcp(0, 30, 0)]);
     history.take(&mesh, &workload("productpage-1"), &ended, at(15));
     assert_eq!(rates(&history.status(&mesh, at(15), EVERY).services, "details").requests, 40);
 }
@@ -115,7 +115,7 @@ fn a_route_stands_between_whom_clients_ask_and_who_answers() {
     let mut history = History::default();
     let series =
         vec![outbound("reviews-v1", Some("reviews"), 9, 0), outbound("details", None, 1, 0)];
-    history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
+    history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
     let status = history.status(&mesh, at(5), EVERY);
     let edges: Vec<String> =
         status.edges.iter().map(|e| format!("{} {} → {}", e.kind, e.from, e.to)).collect();
@@ -139,24 +139,24 @@ fn a_route_stands_between_whom_clients_ask_and_who_answers() {
 fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
-    let asked = told(vec![outbound("details", None, 1, 0)]);
+    let asked = sent(vec![outbound("details", None, 1, 0)]);
     history.take(&mesh, &workload("productpage-1"), &asked, at(5));
     assert!(!history.status(&mesh, at(5), EVERY).edges[0].mtls);
-    history.take(&mesh, &workload("details-1"), &told(vec![inbound("stranger", 1)]), at(6));
+    history.take(&mesh, &workload("details-1"), &sent(vec![inbound("stranger", 1)]), at(6));
     assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
-    history.take(&mesh, &workload("details-1"), &told(vec![inbound("productpage", 1)]), at(7));
+    history.take(&mesh, &workload("details-1"), &sent(vec![inbound("productpage", 1)]), at(7));
     assert!(history.status(&mesh, at(7), EVERY).edges[0].mtls);
     assert!(!history.status(&mesh, at(7 + 300), EVERY).edges[0].mtls, "that was minutes ago");
 }
 
 #[test]
-fn an_edge_is_no_mutual_tls_for_what_arrived_elsewhere() {
+fn an_edge_is_no_mutual_tls_for_what_arrived_other_place() {
     let mesh = mesh(&BOOKINFO.replace("serviceAccount: reviews,", "serviceAccount: details,"));
     let mut history = History::default();
-    let asked = told(vec![outbound("details", None, 1, 0)]);
+    let asked = sent(vec![outbound("details", None, 1, 0)]);
     history.take(&mesh, &workload("productpage-1"), &asked, at(5));
-    let elsewhere = told(vec![inbound("productpage", 1)]);
-    history.take(&mesh, &workload("reviews-v1-1"), &elsewhere, at(6));
+    let other_replicas = sent(vec![inbound("productpage", 1)]);
+    history.take(&mesh, &workload("reviews-v1-1"), &other_replicas, at(6));
     assert_eq!(history.verified.len(), 1);
     assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
 }
@@ -166,7 +166,7 @@ fn one_workload_is_remembered_for_so_many_clients() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
     for client in 0..CLIENTS_MAX + 2 {
-        let report = told(vec![inbound(&format!("c{client}"), 1), inbound("c0", 1)]);
+        let report = sent(vec![inbound(&format!("c{client}"), 1), inbound("c0", 1)]);
         history.take(&mesh, &workload("details-1"), &report, at(5));
     }
     let clients = &history.verified[&workload("details-1")];
@@ -180,7 +180,7 @@ fn one_workload_is_remembered_for_so_many_clients() {
     {
         assert_eq!(known(format!("c{client}")), is_known, "c{client}");
     }
-    history.take(&mesh, &workload("productpage-1"), &told(vec![inbound("c", 1)]), at(5));
+    history.take(&mesh, &workload("productpage-1"), &sent(vec![inbound("c", 1)]), at(5));
     assert_eq!(history.verified.len(), 2, "others have room of their own");
 }
 
@@ -189,7 +189,7 @@ fn a_sidecar_that_is_silent_is_idle() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
     let series = vec![outbound("details", None, 20, 0), inbound("stranger", 10)];
-    history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
+    history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
     let sidecar = |seconds| history.status(&mesh, at(seconds), EVERY).sidecars[0].clone();
     let busy = sidecar(6);
     assert_eq!(
@@ -207,8 +207,8 @@ fn what_is_about_nothing_of_the_mesh_makes_no_track() {
     let mut nobody = outbound("details", None, 1, 0);
     nobody.service = None;
     let series = vec![outbound("invented", None, 1, 0), nobody];
-    history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
-    let lone = told(vec![outbound("details", None, 1, 0)]);
+    history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
+    let lone = sent(vec![outbound("details", None, 1, 0)]);
     history.take(&mesh, &workload("nobody-1"), &lone, at(5));
     assert_eq!(kept(&history), 0);
     assert_eq!(history.tally, Tally { reports: 1, folded: 2 });
@@ -219,7 +219,7 @@ fn what_is_old_or_gone_is_forgotten() {
     let full = mesh(BOOKINFO);
     let mut history = History::default();
     let series = vec![outbound("details", None, 1, 0), inbound("stranger", 1)];
-    history.take(&full, &workload("productpage-1"), &told(series), at(5));
+    history.take(&full, &workload("productpage-1"), &sent(series), at(5));
     history.sweep(&full, at(304));
     assert_eq!((kept(&history), history.verified.len()), (2, 1));
     history.sweep(&full, at(3600));
@@ -228,7 +228,7 @@ fn what_is_old_or_gone_is_forgotten() {
     history.sweep(&empty, at(3600));
     assert_eq!((kept(&history), history.sidecars.len()), (0, 0));
     let series = vec![outbound("details", None, 1, 0)];
-    history.take(&full, &workload("productpage-1"), &told(series), at(4000));
+    history.take(&full, &workload("productpage-1"), &sent(series), at(4000));
     history.sweep(&full, at(4000 + 3600));
     assert_eq!(kept(&history), 0);
 }
@@ -251,7 +251,7 @@ fn a_route_that_is_not_there_takes_no_room() {
     let with = mesh(&routed(1));
     let mut history = History::default();
     let series = ["r0", "invented"].map(|route| outbound("details", Some(route), 1, 0));
-    history.take(&with, &workload("productpage-1"), &told(series.into()), at(5));
+    history.take(&with, &workload("productpage-1"), &sent(series.into()), at(5));
     let status = history.status(&with, at(5), EVERY);
     assert_eq!((status.routes.len(), rates(&status.routes, "r0").requests), (1, 1));
     assert_eq!((rates(&status.services, "details").requests, status.folded), (2, 1));
@@ -265,13 +265,13 @@ fn a_series_is_folded_once_and_by_one_of_both() {
     let mut history = History::default();
     let mut rest = outbound("details", None, 1, 0);
     rest.service = None;
-    let report = Traffic { folded: 3, ..told(vec![rest, outbound("invented", None, 1, 0)]) };
+    let report = Traffic { folded: 3, ..sent(vec![rest, outbound("invented", None, 1, 0)]) };
     history.take(&mesh, &workload("productpage-1"), &report, at(5));
     assert_eq!(history.tally, Tally { reports: 1, folded: 4 });
 }
 
 #[test]
-fn reasons_of_now_are_told_apart_from_those_since_the_start() {
+fn reasons_of_now_are_reported_apart_from_those_since_the_start() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
     let failing = |reason| TrafficSeries {
@@ -281,8 +281,8 @@ fn reasons_of_now_are_told_apart_from_those_since_the_start() {
     let plots = |history: &History, seconds| {
         history.plots(&Subject::Service(service("details")), at(seconds)).unwrap()
     };
-    history.take(&mesh, &workload("productpage-1"), &told(vec![failing(Reason::Denied)]), at(5));
-    let later = told(vec![failing(Reason::NoEndpoint)]);
+    history.take(&mesh, &workload("productpage-1"), &sent(vec![failing(Reason::Denied)]), at(5));
+    let later = sent(vec![failing(Reason::NoEndpoint)]);
     history.take(&mesh, &workload("productpage-1"), &later, at(100));
     let labels = |map: BTreeMap<String, u64>| map.into_keys().collect::<Vec<_>>();
     let found = plots(&history, 100);
@@ -300,7 +300,7 @@ fn tracks_are_bounded_for_each_kind() {
             outbound("details", Some(&format!("r{route}")), 1, 0),
             outbound("details", Some("r0"), 1, 0),
         ];
-        history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
+        history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
     }
     let status = history.status(&mesh, at(5), EVERY);
     assert_eq!(
@@ -333,7 +333,7 @@ fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
         ..outbound(&name(number), None, 5, 5)
     };
     for number in 0..SERVICES_MAX + 3 {
-        let report = told(vec![rejected(number), rejected(0)]);
+        let report = sent(vec![rejected(number), rejected(0)]);
         history.take(&mesh, &workload("productpage-1"), &report, at(5));
     }
     let status = history.status(&mesh, at(5), EVERY);
@@ -358,7 +358,7 @@ fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
 /// Random hours, by seed: no report within an hour is lost, no count is invented, and the rings keep their
 /// size.
 #[test]
-fn the_plots_of_an_hour_sum_up_to_what_was_told() {
+fn the_plots_of_an_hour_sum_up_to_what_was_reported() {
     let mesh = mesh(BOOKINFO);
     for seed in 1..=64_u64 {
         let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -374,8 +374,8 @@ fn the_plots_of_an_hour_sum_up_to_what_was_told() {
             clock += draw(60_000);
             let requests = 1 + draw(1_000);
             let failed = draw(requests + 1);
-            let told = told(vec![outbound("details", None, requests, failed)]);
-            history.take(&mesh, &workload("productpage-1"), &told, Duration::from_millis(clock));
+            let sent = sent(vec![outbound("details", None, requests, failed)]);
+            history.take(&mesh, &workload("productpage-1"), &sent, Duration::from_millis(clock));
             reports.push((clock, requests, failed));
         }
         let subject = Subject::Service(service("details"));

@@ -81,7 +81,11 @@ impl Track {
             p99_ms: recent.durations.quantile(0.99).map(milliseconds),
             requests: self.requests,
             failed: self.failed,
-            recent: steps.iter().skip(FINE_STEPS - TOLD_STEPS).map(|step| step.requests).collect(),
+            recent: steps
+                .iter()
+                .skip(FINE_STEPS - REPORTED_STEPS)
+                .map(|step| step.requests)
+                .collect(),
         }
     }
 
@@ -152,7 +156,7 @@ const FINE_STEPS: usize = 36;
 const COARSE_STEP: Duration = Duration::from_secs(60);
 const COARSE_STEPS: usize = 60;
 /// The number of fine steps reported with the rates: three minutes.
-const TOLD_STEPS: usize = 18;
+const REPORTED_STEPS: usize = 18;
 /// The time that the rings cover.
 pub(super) const REACH: Duration = Duration::from_secs(3600);
 /// The shortest period for a rate.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use leno_model::KeySource;
 
-use super::{KeyNews, Reading};
+use super::{KeyUpdate, Reading};
 
 /// Results of JWKS fetches so far.
 #[derive(Debug, Default)]
@@ -27,9 +27,9 @@ impl KeyReadings {
     }
 
     /// Records a result; a failure is logged once, until a fetch succeeds.
-    pub(crate) fn note(&mut self, news: &KeyNews) {
-        let source = &news.source;
-        match &news.reading {
+    pub(crate) fn note(&mut self, update: &KeyUpdate) {
+        let source = &update.source;
+        match &update.reading {
             Reading::Changed(_) => {
                 self.changed = self.changed.saturating_add(1);
                 self.failing.remove(source);
@@ -88,7 +88,7 @@ mod tests {
             let mut readings = KeyReadings::new(detailed);
             for (source, why) in sources.iter().zip(["is not a file", "is absent"]) {
                 let reading = Reading::Failed(why.to_owned());
-                readings.note(&KeyNews { source: source.clone(), reading });
+                readings.note(&KeyUpdate { source: source.clone(), reading });
             }
             let [one, other] = sources.each_ref().map(|it| readings.failure(it).unwrap());
             assert_eq!(one != other, detailed, "{one} | {other}");

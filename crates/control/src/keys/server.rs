@@ -49,7 +49,7 @@ enum NoAnswer {
     #[error("did not respond with HTTP: {0}")]
     Http(#[from] hyper::Error),
     #[error("returned redirect {0}; redirects are not followed, configure the final URL")]
-    Elsewhere(StatusCode),
+    OtherReplica(StatusCode),
     #[error("answers {0}")]
     Status(StatusCode),
     #[error("returned more than {} bytes", IssuerKeys::BYTES_MAX)]
@@ -116,7 +116,7 @@ async fn read(response: Response<Incoming>) -> Result<Answer, NoAnswer> {
     match head.status {
         StatusCode::OK => {}
         StatusCode::NOT_MODIFIED => return Ok(Answer::Unchanged { max_age }),
-        status if status.is_redirection() => return Err(NoAnswer::Elsewhere(status)),
+        status if status.is_redirection() => return Err(NoAnswer::OtherReplica(status)),
         status => return Err(NoAnswer::Status(status)),
     }
     let body = Limited::new(body, IssuerKeys::BYTES_MAX).collect().await;

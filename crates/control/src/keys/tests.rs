@@ -23,16 +23,16 @@ impl Issuer {
         let port = listener.local_addr().unwrap().port();
         let (answer, asked) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<_>>>::default());
         let mut serving = JoinSet::new();
-        let (told, heard) = (Arc::clone(&answer), Arc::clone(&asked));
+        let (sent, heard) = (Arc::clone(&answer), Arc::clone(&asked));
         serving.spawn(async move {
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
                 match &tls {
-                    None => converse(tcp, &told, &heard).await,
+                    None => converse(tcp, &sent, &heard).await,
                     // A client that does not trust the certificate ends the handshake.
                     Some(tls) => {
                         if let Ok(session) = tls.accept(tcp).await {
-                            converse(session, &told, &heard).await;
+                            converse(session, &sent, &heard).await;
                         }
                     }
                 }
@@ -92,7 +92,7 @@ async fn read(keeper: &mut Keeper, after: Duration) -> Option<Reading> {
     let now = Instant::now() + after;
     keeper.begin_due(now, |_| true);
     let read = keeper.under_way.join_next().await?.unwrap();
-    keeper.take(read, now).map(|news| news.reading)
+    keeper.take(read, now).map(|update| update.reading)
 }
 
 fn changed(reading: Option<Reading>) -> String {
@@ -136,7 +136,7 @@ async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
 }
 
 #[tokio::test]
-async fn what_is_no_set_of_keys_is_told_and_is_none() {
+async fn what_is_no_set_of_keys_is_reported_and_is_none() {
     let issuer = Issuer::start(None).await;
     let long = " ".repeat(IssuerKeys::BYTES_MAX + 1);
     for (status, fields, body, expected) in [
@@ -267,7 +267,7 @@ async fn what_nobody_wants_any_more_is_dropped() {
     let mut keeper = wanting(&source);
     keeper.begin_due(Instant::now(), |_| true);
     let dropped = keeper.want(&BTreeSet::new(), Instant::now());
-    assert_eq!(dropped, [KeyNews { source: source.clone(), reading: Reading::Dropped }]);
+    assert_eq!(dropped, [KeyUpdate { source: source.clone(), reading: Reading::Dropped }]);
     // The fetch in progress is aborted.
     let ended = keeper.under_way.join_next().await.unwrap();
     assert!(ended.unwrap_err().is_cancelled());
@@ -307,15 +307,15 @@ async fn a_start_waits_for_one_answer_of_each() {
     good.answer("200 OK", "", &set("one"));
     bad.answer("500 Internal Server Error", "", "");
     let wanted = BTreeSet::from([good.at("http"), bad.at("http")]);
-    let news = Keeper::new(None, KeyAccess::of_operator(), 1).read_first(&wanted).await;
+    let update = Keeper::new(None, KeyAccess::of_operator(), 1).read_first(&wanted).await;
     let of = |issuer: &Issuer| {
         let source = issuer.at("http");
-        let found = news.iter().find(|news| news.source == source);
-        found.map(|news| news.reading.clone())
+        let found = update.iter().find(|update| update.source == source);
+        found.map(|update| update.reading.clone())
     };
     assert!(changed(of(&good)).contains("one"));
     failed(of(&bad));
-    assert_eq!(news.len(), 2);
+    assert_eq!(update.len(), 2);
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -8,17 +8,17 @@ use super::{Mesh, Touched};
 
 impl Mesh {
     /// Returns the services that select an unmeshed endpoint, by name.
-    pub(crate) fn in_front_of_bystander(
+    pub(crate) fn in_front_of_unmeshed_workload(
         &self,
         workload: &WorkloadName,
     ) -> impl Iterator<Item = &Service> {
-        let names = self.bystanders.selecting.of(workload);
+        let names = self.unmeshed_workloads.selecting.of(workload);
         names.filter_map(|name| self.services.get(name))
     }
 
     /// Returns the services with unmeshed endpoints, by name.
-    pub(crate) fn services_with_bystanders(&self) -> impl Iterator<Item = &Service> {
-        let names = self.bystanders.selected.keys();
+    pub(crate) fn services_with_unmeshed_workloads(&self) -> impl Iterator<Item = &Service> {
+        let names = self.unmeshed_workloads.selected.keys();
         names.filter_map(|name| self.services.get(name))
     }
 
@@ -38,8 +38,8 @@ impl Mesh {
         is_about: impl Fn(&Workload) -> bool,
         touched: &mut Touched,
     ) {
-        let services = self.bystanders.selected.keys().filter(|service| {
-            let mut all = self.behind(service).chain(self.bystanders_behind(service));
+        let services = self.unmeshed_workloads.selected.keys().filter(|service| {
+            let mut all = self.behind(service).chain(self.unmeshed_workloads_behind(service));
             all.any(&is_about)
         });
         touched.services.extend(services.cloned());
@@ -48,8 +48,10 @@ impl Mesh {
     /// An unmeshed endpoint is left out because of the policies of all services that select it: a change of one
     /// affects the others.
     pub(super) fn touch_beside(&self, touched: &mut Touched) {
-        let bystanders = touched.services.iter().flat_map(|name| self.bystanders_behind(name));
-        let beside = bystanders.flat_map(|workload| self.bystanders.selecting.of(&workload.name));
+        let unmeshed_workloads =
+            touched.services.iter().flat_map(|name| self.unmeshed_workloads_behind(name));
+        let beside = unmeshed_workloads
+            .flat_map(|workload| self.unmeshed_workloads.selecting.of(&workload.name));
         let beside: Vec<ServiceName> = beside.cloned().collect();
         touched.services.extend(beside);
     }

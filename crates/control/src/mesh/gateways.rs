@@ -13,7 +13,7 @@ use super::{Index, Mesh, Touched, selects};
 /// Unmeshed workloads. Kept apart from the members of the mesh, so that they are never confused: unmeshed
 /// workloads do not join, have no proxy configuration, and are neither counted nor named by policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Bystanders {
+pub(super) struct UnmeshedWorkloads {
     by_name: BTreeMap<WorkloadName, Workload>,
     /// The unmeshed workloads that each service selects, and the reverse.
     pub(super) selected: Index<ServiceName, WorkloadName>,
@@ -35,18 +35,18 @@ impl Mesh {
     }
 
     /// Returns the unmeshed workloads of a service, by name.
-    pub(crate) fn bystanders_behind(
+    pub(crate) fn unmeshed_workloads_behind(
         &self,
         service: &ServiceName,
     ) -> impl Iterator<Item = &Workload> {
-        let Bystanders { by_name, selected, .. } = &self.bystanders;
+        let UnmeshedWorkloads { by_name, selected, .. } = &self.unmeshed_workloads;
         selected.of(service).filter_map(|name| by_name.get(name))
     }
 
     /// Returns all unmeshed workloads, by name.
     #[cfg(test)]
-    pub(super) fn bystanders(&self) -> impl Iterator<Item = &Workload> {
-        self.bystanders.by_name.values()
+    pub(super) fn unmeshed_workloads(&self) -> impl Iterator<Item = &Workload> {
+        self.unmeshed_workloads.by_name.values()
     }
 
     pub(super) fn set_gateway(
@@ -73,13 +73,13 @@ impl Mesh {
         }
     }
 
-    pub(super) fn set_bystander(
+    pub(super) fn set_unmeshed_workload(
         &mut self,
         name: &WorkloadName,
         new: Option<Workload>,
         touched: &mut Touched,
     ) {
-        let old = self.bystanders.by_name.get(name);
+        let old = self.unmeshed_workloads.by_name.get(name);
         if old == new.as_ref() {
             return;
         }
@@ -87,23 +87,24 @@ impl Mesh {
         if let (Some(old), Some(new)) = (old, &new)
             && old.labels == new.labels
         {
-            let services: Vec<ServiceName> = self.bystanders.selecting.of(name).cloned().collect();
-            self.bystanders.by_name.insert(name.clone(), new.clone());
+            let services: Vec<ServiceName> =
+                self.unmeshed_workloads.selecting.of(name).cloned().collect();
+            self.unmeshed_workloads.by_name.insert(name.clone(), new.clone());
             services.iter().for_each(|service| self.touch_service(service, touched));
             return;
         }
-        self.bystanders.by_name.remove(name);
-        let mut services = self.bystanders.selecting.take(name);
+        self.unmeshed_workloads.by_name.remove(name);
+        let mut services = self.unmeshed_workloads.selecting.take(name);
         for service in &services {
-            self.bystanders.selected.remove(service, name);
+            self.unmeshed_workloads.selected.remove(service, name);
         }
         if let Some(new) = new {
             for service in self.services.values().filter(|service| selects(service, &new)) {
-                self.bystanders.selected.insert(&service.name, name);
-                self.bystanders.selecting.insert(name, &service.name);
+                self.unmeshed_workloads.selected.insert(&service.name, name);
+                self.unmeshed_workloads.selecting.insert(name, &service.name);
                 services.insert(service.name.clone());
             }
-            self.bystanders.by_name.insert(name.clone(), new);
+            self.unmeshed_workloads.by_name.insert(name.clone(), new);
         }
         for service in &services {
             self.touch_service(service, touched);
@@ -111,8 +112,8 @@ impl Mesh {
     }
 
     /// Updates the index for an added, changed or removed service.
-    pub(super) fn select_bystanders(&mut self, name: &ServiceName, new: Option<&Service>) {
-        let Bystanders { by_name, selected, selecting } = &mut self.bystanders;
+    pub(super) fn select_unmeshed_workloads(&mut self, name: &ServiceName, new: Option<&Service>) {
+        let UnmeshedWorkloads { by_name, selected, selecting } = &mut self.unmeshed_workloads;
         for workload in selected.take(name) {
             selecting.remove(&workload, name);
         }

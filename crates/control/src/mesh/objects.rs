@@ -55,7 +55,7 @@ impl Mesh {
             ObjectKey::AccessPolicy(name) => self.access_policies.has(name),
             ObjectKey::ServicePolicy(name) => self.policies.has(name),
             ObjectKey::Retry(name) => self.retries.has(name),
-            ObjectKey::Ingress(name) => self.border.has(name),
+            ObjectKey::Ingress(name) => self.boundary.has(name),
             ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
                 self.tags.has(key)
             }
@@ -75,8 +75,8 @@ impl Mesh {
     #[cfg(test)]
     pub(crate) fn objects(&self) -> Vec<Object> {
         let gateways = self.gateways.values().map(|it| Object::Gateway((**it).clone()));
-        let bystanders = self.bystanders().cloned().map(Object::Workload);
-        self.explained().into_iter().chain(bystanders).chain(gateways).collect()
+        let unmeshed_workloads = self.unmeshed_workloads().cloned().map(Object::Workload);
+        self.explained().into_iter().chain(unmeshed_workloads).chain(gateways).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use leno_model::{
     AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, ObjectKey, PolicyScope,
     PolicySide, PortGuard, PortLimits, RequestNeed, RouteKind, RouteName, RuleKind, ServiceName,
-    ServicePolicy, ServicePolicyName, Standing, Surroundings, Treatment, WorkloadName,
+    ServicePolicy, ServicePolicyName, Standing, Surroundings, TrafficPolicy, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
@@ -69,8 +69,8 @@ impl Policies {
 
 impl Mesh {
     /// Returns the traffic policy of a service port.
-    pub(crate) fn treatment(&self, service: &ServiceName, port: u16) -> Treatment {
-        Treatment::of(self.policies.of(service), service, port)
+    pub(crate) fn traffic_policy(&self, service: &ServiceName, port: u16) -> TrafficPolicy {
+        TrafficPolicy::of(self.policies.of(service), service, port)
     }
 
     /// Returns the inbound limits of a service port.

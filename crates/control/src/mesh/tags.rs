@@ -44,7 +44,7 @@ pub(crate) struct Affected {
     /// Scopes with changed rules.
     pub(crate) scopes: BTreeSet<Scope>,
     /// Services with changed marks at their ports.
-    pub(crate) entrances: BTreeSet<ServiceName>,
+    pub(crate) entry_services: BTreeSet<ServiceName>,
     /// True if the caller attributes in proxy configurations may change.
     pub(crate) callers: bool,
 }
@@ -247,11 +247,11 @@ impl Tags {
             affected = Affected::default();
         }
         self.sermant.extend(new.map(|new| (name.clone(), new)));
-        let entrances = affected.scopes.iter().filter_map(|scope| match scope {
+        let entry_services = affected.scopes.iter().filter_map(|scope| match scope {
             Scope::Service(service) => Some(service.clone()),
             Scope::Namespace(_) | Scope::Mesh => None,
         });
-        affected.entrances = entrances.collect();
+        affected.entry_services = entry_services.collect();
         affected.callers = before.labels() != self.asked.labels();
         affected
     }
@@ -262,11 +262,11 @@ impl Tags {
         let differs = old != new;
         if let Some(old) = old {
             self.lanes_by_service.remove(&old.service, name);
-            affected.entrances.insert(old.service);
+            affected.entry_services.insert(old.service);
         }
         if let Some(new) = new {
             self.lanes_by_service.insert(&new.service, name);
-            affected.entrances.insert(new.service.clone());
+            affected.entry_services.insert(new.service.clone());
             self.lanes.insert(name.clone(), new);
         }
         match differs {

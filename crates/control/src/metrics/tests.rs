@@ -18,23 +18,23 @@ use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_proofs};
 use crate::config::Times;
 use crate::fixture::{BOOKINFO, mesh};
 use crate::history;
-use crate::keys::{KeyNews, KeyReadings, Reading};
+use crate::keys::{KeyReadings, KeyUpdate, Reading};
 use crate::mesh::Mesh;
 use crate::owner::Queues;
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
-use crate::publish::{Audience, Sent, Tally};
-use crate::watch::Remarks;
+use crate::publish::{ConnectedProxies, Sent, Tally};
+use crate::watch::Diagnostics;
 
 /// A control plane with a value for every metric.
 struct Busy {
     mesh: Mesh,
-    audience: Audience,
+    connected: ConnectedProxies,
     presence: Presence,
     applications: Applications,
     start: Start,
     certifier: Certifier,
-    remarks: Remarks,
+    diagnostics: Diagnostics,
     keys: KeyReadings,
     peers: Peers,
     gauges: Gauges,
@@ -56,7 +56,7 @@ impl Busy {
         let mut keys = KeyReadings::default();
         let source = KeySource::File("/keys.json".into());
         for reading in [Reading::Same, Reading::Same, Reading::Failed("gone".to_owned())] {
-            keys.note(&KeyNews { source: source.clone(), reading });
+            keys.note(&KeyUpdate { source: source.clone(), reading });
         }
         let gauges = Gauges::default();
         for reason in [Reason::UntrustedPeer, Reason::UntrustedPeer, Reason::HandshakeFailed] {
@@ -65,11 +65,11 @@ impl Busy {
         let times = Times::default();
         Self {
             mesh,
-            audience: audience(times, now),
+            connected: connected(times, now),
             presence: Presence::default(),
             start: Start::new(now, times.settle),
             certifier,
-            remarks: Remarks::default(),
+            diagnostics: Diagnostics::default(),
             keys,
             peers: Peers::default(),
             gauges,
@@ -82,11 +82,11 @@ impl Busy {
     fn report(&self) -> Report<'_> {
         Report {
             mesh: &self.mesh,
-            audience: &self.audience,
+            connected: &self.connected,
             presence: &self.presence,
             start: &self.start,
             certifier: &self.certifier,
-            remarks: &self.remarks,
+            diagnostics: &self.diagnostics,
             keys: &self.keys,
             peers: &self.peers,
             queues: Queues { updates: 1, events: 2, questions: 3 },
@@ -108,9 +108,9 @@ impl Busy {
 }
 
 /// No proxy is connected any more, but two changes have been applied and one has not.
-fn audience(times: Times, now: Instant) -> Audience {
-    let mut audience = Audience::new(times, ChangeId(1));
-    audience.tally = Tally {
+fn connected(times: Times, now: Instant) -> ConnectedProxies {
+    let mut connected = ConnectedProxies::new(times, ChangeId(1));
+    connected.tally = Tally {
         changes: 1,
         compiled: 2,
         offered: 3,
@@ -122,13 +122,13 @@ fn audience(times: Times, now: Instant) -> Audience {
     for (change, ms) in [(2, Some(30)), (3, Some(45_000)), (4, None)] {
         let connection = ConnectionId(change);
         let waiting = BTreeSet::from([connection]);
-        let sent = Sent { at: now, concerned: 1, told: 1, waiting };
-        audience.rounds.begin(ChangeId(change), vec![now], sent);
+        let sent = Sent { at: now, concerned: 1, recipients: 1, waiting };
+        connected.rounds.begin(ChangeId(change), vec![now], sent);
         if let Some(ms) = ms {
-            audience.rounds.settle(connection, 1, now + Duration::from_millis(ms));
+            connected.rounds.settle(connection, 1, now + Duration::from_millis(ms));
         }
     }
-    audience
+    connected
 }
 
 #[tokio::test]

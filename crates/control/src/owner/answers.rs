@@ -67,7 +67,7 @@ pub(crate) enum SidecarPlace {
     /// This control plane.
     Here(ConnectionId),
     /// Another control plane, with its address if known.
-    Elsewhere(Option<SocketAddr>),
+    OtherReplica(Option<SocketAddr>),
     /// No known control plane.
     Disconnected,
     /// The workload does not exist.
@@ -77,23 +77,23 @@ pub(crate) enum SidecarPlace {
 impl Owner {
     pub(super) fn tell(&mut self, now: Now) {
         let status = Arc::new(self.report(now).status());
-        self.told.status.send_if_modified(|last| {
-            let news = !same_but_for_age(last, &status);
-            if news {
+        self.sent.status.send_if_modified(|last| {
+            let has_changed = !same_but_for_age(last, &status);
+            if has_changed {
                 *last = status;
             }
-            news
+            has_changed
         });
         self.tell_peers();
         self.publish_sidecar_facts();
         let registered = self.mesh.workloads().filter(|w| self.mesh.is_registered(w));
         let registered: BTreeSet<WorkloadName> = registered.map(|w| w.name.clone()).collect();
-        self.told.registered.send_if_modified(|last| {
-            let news = **last != registered;
-            if news {
+        self.sent.registered.send_if_modified(|last| {
+            let has_changed = **last != registered;
+            if has_changed {
                 *last = Arc::new(registered);
             }
-            news
+            has_changed
         });
         self.publish_replaced(now);
     }
@@ -103,7 +103,7 @@ impl Owner {
         let has_settled = self.start.settling() == Settling::No;
         let is_absent = |name: &WorkloadName| {
             has_settled
-                && self.audience.of_workload(name).is_none()
+                && self.connected.of_workload(name).is_none()
                 && !self.presence.is_missing(name)
                 && self.mesh.workload(name).is_some_and(|found| !self.mesh.is_registered(found))
         };
@@ -113,7 +113,7 @@ impl Owner {
     /// Publishes the current metrics destination.
     pub(super) fn want_metrics(&self) {
         let wanted = &self.mesh.config().sight.metrics;
-        self.told.metrics.send_if_modified(|known| {
+        self.sent.metrics.send_if_modified(|known| {
             let differs = known != wanted;
             known.clone_from(wanted);
             differs
@@ -123,11 +123,11 @@ impl Owner {
     fn report(&self, now: Now) -> Report<'_> {
         Report {
             mesh: &self.mesh,
-            audience: &self.audience,
+            connected: &self.connected,
             presence: &self.presence,
             start: &self.start,
             certifier: &self.certifier,
-            remarks: &self.remarks,
+            diagnostics: &self.diagnostics,
             keys: &self.keys,
             peers: &self.peers,
             queues: self.queues,
@@ -143,11 +143,11 @@ impl Owner {
     }
 
     fn sidecar_place(&self, workload: &WorkloadName) -> SidecarPlace {
-        if let Some(connection) = self.audience.of_workload(workload) {
+        if let Some(connection) = self.connected.of_workload(workload) {
             return SidecarPlace::Here(connection);
         }
         match self.peers.holder(workload) {
-            Some((peer, _)) => SidecarPlace::Elsewhere(self.peers.address(peer)),
+            Some((peer, _)) => SidecarPlace::OtherReplica(self.peers.address(peer)),
             None if self.mesh.workload(workload).is_some() => SidecarPlace::Disconnected,
             None => SidecarPlace::Unknown,
         }

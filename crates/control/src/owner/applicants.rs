@@ -65,7 +65,7 @@ impl Owner {
             let error = CertifyError::OtherHolder { claimed, holder };
             return self.reject_join(joining, error);
         }
-        let until = now.clock + self.times.newcomer;
+        let until = now.clock + self.times.joining;
         let waits = self.consider(Applicant { joining, holder, proof, until }, now);
         let Some((applicant, mismatch)) = waits else { return };
         match self.has_room(&applicant) {
@@ -86,7 +86,7 @@ impl Owner {
     }
 
     /// Returns the time at which the first pending join times out.
-    pub(super) fn patience_ends(&self) -> Option<Instant> {
+    pub(super) fn max_wait_ends(&self) -> Option<Instant> {
         self.applicants.iter().map(|applicant| applicant.until).min()
     }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Now, Owner};
 use crate::authority::Revoked;
 use crate::certify::{CertifyError, ClaimError, Held, Occasion, Signed, vouch};
-use crate::publish::{Cause, Contact};
+use crate::publish::{Cause, ConnectedProxy};
 
 /// The rejection of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,8 +33,8 @@ impl Owner {
             return;
         }
         tracing::info!(workloads = self.mesh.revocations().workloads.len(), "revoked");
-        self.audience.notice(&touched, &self.mesh, (Cause::Revoked, now.clock), now.clock);
-        for name in self.audience.workloads() {
+        self.connected.notice(&touched, &self.mesh, (Cause::Revoked, now.clock), now.clock);
+        for name in self.connected.workloads() {
             self.check_claim(&name, now);
         }
     }
@@ -46,10 +46,10 @@ impl Owner {
             self.certifier.forget(name);
             self.replaced.forget(name);
         }
-        let Some(connection) = self.audience.of_workload(name) else {
+        let Some(connection) = self.connected.of_workload(name) else {
             return;
         };
-        let peer = self.audience.contact(connection).map(|contact| contact.peer.clone());
+        let peer = self.connected.proxy(connection).map(|proxy| proxy.peer.clone());
         if let Some(Err(rejection)) = peer.map(|peer| self.claim(&peer, name)) {
             self.dismiss(connection, rejection.reason, now);
             // It cannot return with the same identity: no grace period.
@@ -96,16 +96,16 @@ impl Owner {
     /// its place.
     pub(super) fn contend(
         &mut self,
-        newcomer: &mut Contact,
+        joining: &mut ConnectedProxy,
         now: Instant,
     ) -> Result<(), Rejection> {
-        let present = self.audience.of_workload(&newcomer.workload);
-        let Some(present) = present.and_then(|present| self.audience.contact(present)) else {
+        let present = self.connected.of_workload(&joining.workload);
+        let Some(present) = present.and_then(|present| self.connected.proxy(present)) else {
             return Ok(());
         };
-        let differ = present.process != newcomer.process;
-        if !differ || present.process == 0 || newcomer.process == 0 || present.is_gone() {
-            newcomer.kept_until = present.kept_until.filter(|_| !differ);
+        let differ = present.process != joining.process;
+        if !differ || present.process == 0 || joining.process == 0 || present.is_gone() {
+            joining.kept_until = present.kept_until.filter(|_| !differ);
             return Ok(());
         }
         if present.kept_until.is_some_and(|until| now < until) {
@@ -113,7 +113,7 @@ impl Owner {
             let reason = format!(
                 "another proxy of workload {} is connected (process {}{}): a workload has one proxy, stop one \
                  of the two",
-                newcomer.workload,
+                joining.workload,
                 present.pid,
                 admin.unwrap_or_default()
             );
@@ -121,11 +121,11 @@ impl Owner {
         }
         match present.displaced {
             Some((process, at))
-                if process == newcomer.process && now.duration_since(at) < RETURNS_WITHIN =>
+                if process == joining.process && now.duration_since(at) < RETURNS_WITHIN =>
             {
-                newcomer.kept_until = Some(now + KEPT_FOR);
+                joining.kept_until = Some(now + KEPT_FOR);
             }
-            _ => newcomer.displaced = Some((present.process, now)),
+            _ => joining.displaced = Some((present.process, now)),
         }
         Ok(())
     }
@@ -137,9 +137,9 @@ impl Owner {
         answer: CertificateAnswer,
         now: Now,
     ) {
-        let contact = self.audience.contact(connection);
-        let contact = contact.map(|it| (it.workload.clone(), Held::of(&it.peer)));
-        let Some((name, held)) = contact else {
+        let proxy = self.connected.proxy(connection);
+        let proxy = proxy.map(|it| (it.workload.clone(), Held::of(&it.peer)));
+        let Some((name, held)) = proxy else {
             return;
         };
         match self.mesh.workload(&name) {
@@ -172,10 +172,10 @@ impl Owner {
             self.check_claim(&signed.workload, now);
         }
         if let Occasion::Renewal(connection) = occasion
-            && let Some(contact) = self.audience.contact(connection)
+            && let Some(proxy) = self.connected.proxy(connection)
         {
-            contact.expires = signed.not_after;
-            contact.edition = signed.edition;
+            proxy.expires = signed.not_after;
+            proxy.ca_generation = signed.ca_generation;
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::{Now, Owner};
-use crate::keys::{KeyNews, Reading};
+use crate::keys::{KeyUpdate, Reading};
 use crate::publish::Cause;
 
 impl Owner {
     /// Publishes the JWKS endpoints in use.
     pub(super) fn want_keys(&self) {
         let mesh = &self.mesh;
-        self.told.keys.send_if_modified(|wanted| {
+        self.sent.keys.send_if_modified(|wanted| {
             let differs = !wanted.iter().eq(mesh.key_sources());
             if differs {
                 *wanted = Arc::new(mesh.key_sources().cloned().collect());
@@ -19,9 +19,9 @@ impl Owner {
         });
     }
 
-    pub(super) fn keys_read(&mut self, news: KeyNews, now: Now) {
-        self.keys.note(&news);
-        let KeyNews { source, reading } = news;
+    pub(super) fn keys_read(&mut self, update: KeyUpdate, now: Now) {
+        self.keys.note(&update);
+        let KeyUpdate { source, reading } = update;
         let set = match reading {
             Reading::Changed(set) => Some(set),
             // The endpoint is in use again: its keys stay valid until the next fetch.
@@ -32,7 +32,7 @@ impl Owner {
         let touched = self.mesh.set_keys(&source, set);
         if !touched.is_empty() {
             let cause = (Cause::Keys(source), now.clock);
-            self.audience.notice(&touched, &self.mesh, cause, now.clock);
+            self.connected.notice(&touched, &self.mesh, cause, now.clock);
         }
     }
 }

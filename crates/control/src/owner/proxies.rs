@@ -4,32 +4,32 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{Connected, ConnectionId, InboundListener, Refusal};
 
-use super::{Answered, Now, Owner, in_order, wishes};
+use super::{Answered, Now, Owner, in_order, subscriptions};
 use crate::certify::Signed;
-use crate::publish::Contact;
+use crate::publish::ConnectedProxy;
 use crate::server::identity;
 
 impl Owner {
     pub(super) fn refused(&mut self, connection: ConnectionId, refusals: Vec<Refusal>, now: Now) {
-        self.audience.tally.refused += 1;
-        self.audience.rounds.refuse(connection);
-        let Some(contact) = self.audience.contact(connection) else { return };
+        self.connected.tally.refused += 1;
+        self.connected.rounds.refuse(connection);
+        let Some(proxy) = self.connected.proxy(connection) else { return };
         let at = now.clock.into_std();
         for refusal in &refusals {
-            if let Some(line) = self.logs.permit(identity(&contact.peer), at) {
+            if let Some(line) = self.logs.permit(identity(&proxy.peer), at) {
                 let suppressed = line.suppressed;
-                tracing::warn!(workload = %contact.workload, %refusal, suppressed, "refused");
+                tracing::warn!(workload = %proxy.workload, %refusal, suppressed, "refused");
             }
         }
-        contact.refused(refusals);
+        proxy.refused(refusals);
     }
 
     pub(super) fn connected(&mut self, connected: Connected, now: Now) -> Answered {
         let connection = connected.connection;
         let workload = connected.hello.workload.clone();
-        let wanted = wishes::of(&connected.hello);
+        let wanted = subscriptions::of(&connected.hello);
         let listeners = in_order(&connected.hello.listeners);
-        let Some((peer, ends)) = self.visitors.peer(connection) else {
+        let Some((peer, ends)) = self.pending_connections.peer(connection) else {
             tracing::debug!(%workload, %connection, "the connection has already ended");
             return Answered::AtOnce;
         };
@@ -39,33 +39,34 @@ impl Owner {
             self.certifier.look_up_registration(found);
         }
         let claim = self.claim(&peer, &workload);
-        let mut contact = Contact::new(connected, peer.clone(), now.clock);
-        contact.session = contact.session.min(session_max(now.wall));
+        let mut proxy = ConnectedProxy::new(connected, peer.clone(), now.clock);
+        proxy.session = proxy.session.min(session_max(now.wall));
         let is_own = |page| ends.own(page, self.mesh.workload(&workload));
-        if contact.admin.is_some_and(|page| !is_own(page)) {
-            contact.foreign_admin = contact.admin.take();
+        if proxy.admin.is_some_and(|page| !is_own(page)) {
+            proxy.foreign_admin = proxy.admin.take();
         }
-        if let Err(rejection) = claim.and_then(|()| self.contend(&mut contact, now.clock)) {
+        if let Err(rejection) = claim.and_then(|()| self.contend(&mut proxy, now.clock)) {
             self.note_rejected(&workload, &rejection, now.clock);
             let reason = rejection.reason;
             if line.is_some() {
                 tracing::warn!(%workload, %reason, suppressed, "proxy rejected");
             }
-            contact.dismiss(reason);
+            proxy.dismiss(reason);
             return Answered::AtOnce;
         }
-        self.visitors.vouch(connection);
+        self.pending_connections.vouch(connection);
         self.replaced.forget(&workload);
         if line.is_some() {
             tracing::info!(%workload, %connection, suppressed, "proxy connected");
         }
-        if let Some(former) = self.audience.welcome(connection, contact, now.clock) {
+        if let Some(former) = self.connected.welcome(connection, proxy, now.clock) {
             former.dismiss("replaced by a newer stream of the same workload".to_owned());
         }
-        let edition = self.audience.contact(connection).map_or(0, |contact| contact.edition);
+        let ca_generation = self.connected.proxy(connection).map_or(0, |proxy| proxy.ca_generation);
         let (issued, not_after) = (peer.issued(), peer.not_after);
         let (workload_of, id, instance) = (workload.clone(), peer.id, peer.instance);
-        let signed = Signed { workload: workload_of, id, instance, issued, not_after, edition };
+        let signed =
+            Signed { workload: workload_of, id, instance, issued, not_after, ca_generation };
         self.certifier.note(signed);
         self.presence.arrive(&workload, connection);
         // A reconnected proxy without its ports yet withdraws nothing: the known addresses stay until it
@@ -88,33 +89,33 @@ impl Owner {
         listeners: &[InboundListener],
         now: Now,
     ) {
-        let Some(contact) = self.audience.contact(connection) else {
+        let Some(proxy) = self.connected.proxy(connection) else {
             return;
         };
-        let workload = contact.workload.clone();
+        let workload = proxy.workload.clone();
         self.presence.arrive(&workload, connection);
         self.listen(&workload, Some(in_order(listeners)), now);
     }
 
     pub(super) fn left(&mut self, connection: ConnectionId, now: Now) {
-        let Some(contact) = self.audience.part(connection, now.clock) else {
+        let Some(proxy) = self.connected.part(connection, now.clock) else {
             return;
         };
-        if let Some(line) = self.logs.permit(identity(&contact.peer), now.clock.into_std()) {
+        if let Some(line) = self.logs.permit(identity(&proxy.peer), now.clock.into_std()) {
             let suppressed = line.suppressed;
-            tracing::info!(workload = %contact.workload, %connection, suppressed, "proxy disconnected");
+            tracing::info!(workload = %proxy.workload, %connection, suppressed, "proxy disconnected");
         }
-        self.succeed(&contact.workload, connection, now);
+        self.succeed(&proxy.workload, connection, now);
     }
 
     pub(super) fn dismiss(&mut self, connection: ConnectionId, reason: String, now: Now) {
-        if let Some(contact) = self.audience.part(connection, now.clock) {
-            if let Some(line) = self.logs.permit(identity(&contact.peer), now.clock.into_std()) {
+        if let Some(proxy) = self.connected.part(connection, now.clock) {
+            if let Some(line) = self.logs.permit(identity(&proxy.peer), now.clock.into_std()) {
                 let suppressed = line.suppressed;
-                tracing::warn!(workload = %contact.workload, %reason, suppressed, "disconnecting proxy");
+                tracing::warn!(workload = %proxy.workload, %reason, suppressed, "disconnecting proxy");
             }
-            self.succeed(&contact.workload, connection, now);
-            contact.dismiss(reason);
+            self.succeed(&proxy.workload, connection, now);
+            proxy.dismiss(reason);
         }
     }
 }

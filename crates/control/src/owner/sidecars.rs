@@ -12,30 +12,30 @@ use crate::publish::Settling;
 impl Owner {
     /// Publishes the facts while there is a receiver.
     pub(super) fn publish_sidecar_facts(&self) {
-        if self.told.sidecar_facts.receiver_count() == 0 {
+        if self.sent.sidecar_facts.receiver_count() == 0 {
             return;
         }
         let facts = SidecarFacts {
             rejected_clients: self.rejected_clients(),
             connections: self.connections(),
         };
-        self.told.sidecar_facts.send_if_modified(|last| {
-            let is_news = **last != facts;
-            if is_news {
+        self.sent.sidecar_facts.send_if_modified(|last| {
+            let is_new = **last != facts;
+            if is_new {
                 *last = Arc::new(facts);
             }
-            is_news
+            is_new
         });
     }
 
     fn rejected_clients(&self) -> Vec<RejectedClient> {
         let mut found = Vec::new();
-        for (_, contact) in self.audience.contacts() {
-            let conditions = contact.report.conditions.iter();
+        for (_, proxy) in self.connected.proxies() {
+            let conditions = proxy.report.conditions.iter();
             for (port, clients) in
                 conditions.filter_map(leno_discovery::Condition::rejected_clients)
             {
-                let Some(workload) = self.mesh.workload(&contact.workload) else { continue };
+                let Some(workload) = self.mesh.workload(&proxy.workload) else { continue };
                 found.extend(clients.into_iter().map(|client| RejectedClient {
                     workload: workload.name.clone(),
                     uid: workload.uid.clone(),
@@ -56,7 +56,7 @@ impl Owner {
             return None;
         }
         let is_connected = |name| {
-            self.audience.known(name).is_some()
+            self.connected.known(name).is_some()
                 || self.peers.holder(name).is_some()
                 || self.presence.is_missing(name)
         };

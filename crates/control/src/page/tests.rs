@@ -131,14 +131,14 @@ async fn it_serves_its_files_and_only_reads() {
     tasks.spawn(page.serve(questions, lent, stopping));
     tasks.spawn(async move {
         while let Some((question, answer)) = asked.recv().await {
-            let told = match question {
+            let sent = match question {
                 Question::Objects => Answer::Objects(Vec::new()),
                 Question::Status => {
                     Answer::Json(serde_json::json!({"page": "/?token=x", "live": "x"}))
                 }
                 question => Answer::Json(format!("{question:?}").into()),
             };
-            drop(answer.send(told));
+            drop(answer.send(sent));
         }
     });
     let request =
@@ -218,7 +218,7 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         Ok(Explained::default())
     });
     let explaining = Explaining::with(Some(playground));
-    let desk = Desk {
+    let server = PageServer {
         questions,
         key: None,
         live: String::new(),
@@ -234,7 +234,7 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         begins.recv().await.unwrap();
     };
     tokio::select! {
-        _ = desk.explain("from=a/b") => panic!("it waits"),
+        _ = server.explain("from=a/b") => panic!("it waits"),
         () = owner => {}
     }
     // The client has disconnected.

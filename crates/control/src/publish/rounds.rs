@@ -17,7 +17,7 @@ pub(crate) struct Round {
     pub(crate) sent: Instant,
     /// Proxies that may be affected, and those that received an update.
     pub(crate) concerned: usize,
-    pub(crate) told: usize,
+    pub(crate) recipients: usize,
     /// Bytes of the updates that were applied.
     pub(crate) bytes: u64,
     pub(crate) refused: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Round {
 pub(crate) struct Sent {
     pub(crate) at: Instant,
     pub(crate) concerned: usize,
-    pub(crate) told: usize,
+    pub(crate) recipients: usize,
     pub(crate) waiting: BTreeSet<ConnectionId>,
 }
 
@@ -67,7 +67,7 @@ impl Rounds {
         let Some(last) = seen.last().copied() else {
             return;
         };
-        let Sent { at, concerned, told, waiting } = sent;
+        let Sent { at, concerned, recipients, waiting } = sent;
         self.latest = Some(Progress {
             change,
             seen: last,
@@ -82,7 +82,7 @@ impl Rounds {
             change,
             sent: at,
             concerned,
-            told,
+            recipients,
             bytes: 0,
             refused: 0,
             waiting,
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     fn sent<const N: usize>(at: Instant, ids: [u64; N]) -> Sent {
-        Sent { at, concerned: N + 1, told: N, waiting: ids.map(ConnectionId).into() }
+        Sent { at, concerned: N + 1, recipients: N, waiting: ids.map(ConnectionId).into() }
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(latest.converged, Some(Duration::from_millis(9)));
         assert_eq!((rounds.convergence().count(), rounds.open()), (1, 0));
         let round = rounds.of(ChangeId(1)).unwrap();
-        assert_eq!((round.bytes, round.told, round.concerned), (120, 2, 3));
+        assert_eq!((round.bytes, round.recipients, round.concerned), (120, 2, 3));
         assert_eq!(round.last_applied, Some(at(9)));
     }
 
@@ -221,8 +221,8 @@ mod tests {
         // Updates that are applied together count with the newest, and so do rejections.
         rounds.refuse(ConnectionId(1));
         rounds.settle(ConnectionId(1), 50, now);
-        let told = |id| rounds.of(ChangeId(id)).map(|round| (round.bytes, round.refused));
-        assert_eq!([3, 9].map(told), [Some((0, 0)), Some((50, 1))]);
+        let recipients = |id| rounds.of(ChangeId(id)).map(|round| (round.bytes, round.refused));
+        assert_eq!([3, 9].map(recipients), [Some((0, 0)), Some((50, 1))]);
     }
 
     #[test]

@@ -18,15 +18,15 @@ use crate::mesh::Listeners;
 /// An audience, and the updates sent to each proxy.
 struct Theatre {
     mesh: Mesh,
-    audience: Audience,
+    connected: ConnectedProxies,
     heard: BTreeMap<WorkloadName, (ConnectionId, watch::Receiver<Standing>)>,
     now: Instant,
 }
 
 impl Theatre {
     fn new(mesh: Mesh) -> Self {
-        let audience = Audience::new(Times::default(), ChangeId(0));
-        Self { mesh, audience, heard: BTreeMap::new(), now: Instant::now() }
+        let connected = ConnectedProxies::new(Times::default(), ChangeId(0));
+        Self { mesh, connected, heard: BTreeMap::new(), now: Instant::now() }
     }
 
     /// Connects the proxy of a workload with subscriptions.
@@ -50,41 +50,41 @@ impl Theatre {
             addresses: Vec::new(),
             looked_up: Vec::new(),
             session: 1,
-            edition: 0,
+            ca_generation: 0,
             process: 0,
             answers_queries: false,
             report: Default::default(),
         };
         let connected = Connected { connection, hello, standing };
-        let mut contact = Contact::new(connected, peer, self.now);
-        contact.subscriptions = services.iter().map(|name| service(name)).collect();
-        assert!(self.audience.welcome(connection, contact, self.now).is_none());
+        let mut proxy = ConnectedProxy::new(connected, peer, self.now);
+        proxy.subscriptions = services.iter().map(|name| service(name)).collect();
+        assert!(self.connected.welcome(connection, proxy, self.now).is_none());
         self.heard.insert(name.clone(), (connection, heard));
     }
 
     fn answer(&mut self, name: &str, settling: Settling) {
         let (connection, _) = self.heard[&workload(name)];
-        self.audience.answer(connection, &self.mesh, settling);
+        self.connected.answer(connection, &self.mesh, settling);
     }
 
     fn change(&mut self, change: Change) {
         let touched = self.mesh.apply(change);
         let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
-        self.audience.notice(&touched, &self.mesh, (cause, self.now), self.now);
+        self.connected.notice(&touched, &self.mesh, (cause, self.now), self.now);
     }
 
     fn listen(&mut self, name: &str, listeners: Option<Listeners>) {
         let touched = self.mesh.listen(&workload(name), listeners);
         let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
-        self.audience.notice(&touched, &self.mesh, (cause, self.now), self.now);
+        self.connected.notice(&touched, &self.mesh, (cause, self.now), self.now);
     }
 
     fn publish(&mut self) {
-        while self.audience.publish(&self.mesh, Settling::No, self.now) == Progress::More {}
+        while self.connected.publish(&self.mesh, Settling::No, self.now) == Progress::More {}
     }
 
     /// Returns the last update of a workload.
-    fn told(&self, name: &str) -> Option<Update> {
+    fn recipients(&self, name: &str) -> Option<Update> {
         match &*self.heard[&workload(name)].1.borrow() {
             Standing::Offer(update) | Standing::Partial(update, _) => Some(update.clone()),
             Standing::Pending => None,
@@ -103,19 +103,19 @@ impl Theatre {
     }
 
     /// Returns the workloads with new updates since the last call.
-    fn news(&mut self) -> Vec<String> {
-        let mut news = Vec::new();
+    fn received(&mut self) -> Vec<String> {
+        let mut received = Vec::new();
         for (name, (_, heard)) in &mut self.heard {
             if heard.has_changed().unwrap() {
                 heard.mark_unchanged();
-                news.push(name.name.to_string());
+                received.push(name.name.to_string());
             }
         }
-        news
+        received
     }
 }
 
-/// Bookinfo with all its proxies; the workload `stranger` uses details, productpage uses reviews.
+/// Bookinfo with all its proxies; the workload `external_client` uses details, productpage uses reviews.
 fn bookinfo(yaml: &str) -> Theatre {
     let mut theatre = Theatre::new(mesh(yaml));
     for (name, services) in [
@@ -128,11 +128,11 @@ fn bookinfo(yaml: &str) -> Theatre {
         theatre.enter(&workload(name), services);
         theatre.answer(name, Settling::No);
     }
-    assert_eq!(theatre.news().len(), 5);
-    for contact in theatre.audience.contacts.values_mut() {
-        assert!(contact.is_behind());
-        contact.applied(contact.offered.as_ref().unwrap().change, 0, theatre.now);
-        assert!(!contact.is_behind());
+    assert_eq!(theatre.received().len(), 5);
+    for proxy in theatre.connected.proxies.values_mut() {
+        assert!(proxy.is_behind());
+        proxy.applied(proxy.offered.as_ref().unwrap().change, 0, theatre.now);
+        assert!(!proxy.is_behind());
     }
     theatre
 }
@@ -142,10 +142,10 @@ fn only_those_hear_of_a_sidecar_who_use_its_services() {
     let mut theatre = bookinfo(BOOKINFO);
     theatre.listen("details-1", None);
     theatre.publish();
-    assert_eq!(theatre.news(), ["stranger-1"]);
+    assert_eq!(theatre.received(), ["stranger-1"]);
     theatre.listen("reviews-v2-1", None);
     theatre.publish();
-    assert_eq!(theatre.news(), ["productpage-1"]);
+    assert_eq!(theatre.received(), ["productpage-1"]);
 }
 
 #[test]
@@ -153,22 +153,25 @@ fn only_its_users_and_its_owner_hear_of_a_service() {
     let mut theatre = bookinfo(BOOKINFO);
     theatre.change(Change::Remove(ObjectKey::Service(service("details"))));
     theatre.publish();
-    assert_eq!(theatre.news(), ["details-1", "stranger-1"]);
-    assert_eq!(theatre.told("stranger-1").unwrap().absent, BTreeSet::from([service("details")]));
+    assert_eq!(theatre.received(), ["details-1", "stranger-1"]);
+    assert_eq!(
+        theatre.recipients("stranger-1").unwrap().absent,
+        BTreeSet::from([service("details")])
+    );
 }
 
 #[test]
 fn equal_outcomes_are_not_sent() {
     let mut theatre = bookinfo(BOOKINFO);
-    let before = theatre.audience.tally;
+    let before = theatre.connected.tally;
     let mut details = theatre.mesh.workload(&workload("details-1")).unwrap().clone();
     details.run = vec!["true".to_owned()];
     theatre.change(Change::Upsert(Object::Workload(details)));
     theatre.publish();
-    assert_eq!(theatre.news(), [""; 0]);
-    let after = theatre.audience.tally;
+    assert_eq!(theatre.received(), [""; 0]);
+    let after = theatre.connected.tally;
     assert_eq!((after.compiled, after.offered), (before.compiled + 1, before.offered));
-    assert_eq!(theatre.audience.rounds.latest().unwrap().converged, Some(Duration::ZERO));
+    assert_eq!(theatre.connected.rounds.latest().unwrap().converged, Some(Duration::ZERO));
 }
 
 #[test]
@@ -176,19 +179,19 @@ fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
     let mut theatre = bookinfo(BOOKINFO);
     let Times { quiet, quiet_max, .. } = Times::default();
     let start = theatre.now;
-    assert_eq!(theatre.audience.due_at(), None);
+    assert_eq!(theatre.connected.due_at(), None);
     theatre.listen("details-1", None);
-    assert_eq!(theatre.audience.due_at(), Some(start + quiet));
+    assert_eq!(theatre.connected.due_at(), Some(start + quiet));
     theatre.now = start + quiet / 2;
     theatre.listen("reviews-v1-1", None);
-    assert_eq!(theatre.audience.due_at(), Some(theatre.now + quiet));
+    assert_eq!(theatre.connected.due_at(), Some(theatre.now + quiet));
     theatre.now = start + quiet_max - quiet / 2;
     theatre.listen("reviews-v2-1", None);
-    assert_eq!(theatre.audience.due_at(), Some(start + quiet_max));
-    assert_eq!(theatre.news(), [""; 0]);
+    assert_eq!(theatre.connected.due_at(), Some(start + quiet_max));
+    assert_eq!(theatre.received(), [""; 0]);
     theatre.publish();
-    assert_eq!(theatre.news(), ["productpage-1", "stranger-1"]);
-    assert_eq!(theatre.audience.due_at(), None);
+    assert_eq!(theatre.received(), ["productpage-1", "stranger-1"]);
+    assert_eq!(theatre.connected.due_at(), None);
 }
 
 #[test]
@@ -201,7 +204,8 @@ fn all_clients_share_what_they_see_alike() {
         }
         theatre
     };
-    let [one, other] = ["stranger-1", "productpage-1"].map(|name| theatre.told(name).unwrap());
+    let [one, other] =
+        ["stranger-1", "productpage-1"].map(|name| theatre.recipients(name).unwrap());
     let details = |update: &Update| Arc::clone(&update.snapshot.services[&service("details")]);
     assert!(Arc::ptr_eq(&details(&one), &details(&other)));
 }
@@ -211,21 +215,21 @@ fn a_round_is_over_when_all_it_concerned_have_applied_it() {
     let mut theatre = bookinfo(BOOKINFO);
     theatre.listen("details-1", None);
     theatre.publish();
-    let latest = theatre.audience.rounds.latest().unwrap();
+    let latest = theatre.connected.rounds.latest().unwrap();
     assert_eq!((latest.concerned, latest.applied, latest.converged), (1, 0, None));
     let (connection, _) = theatre.heard[&workload("stranger-1")];
-    theatre.audience.part(connection, theatre.now + Duration::from_millis(7));
-    let latest = theatre.audience.rounds.latest().unwrap();
+    theatre.connected.part(connection, theatre.now + Duration::from_millis(7));
+    let latest = theatre.connected.rounds.latest().unwrap();
     assert_eq!(latest.converged, Some(Duration::from_millis(7)));
 }
 
 #[test]
-fn while_sidecars_come_back_all_that_is_certain_is_told_and_the_rest_is_kept() {
+fn while_sidecars_come_back_all_that_is_certain_is_reported_and_the_rest_is_kept() {
     let mesh: Mesh = crate::fixture::objects(BOOKINFO).into_iter().collect();
     let mut theatre = Theatre::new(mesh);
     theatre.enter(&workload("productpage-1"), &["details"]);
     theatre.answer("productpage-1", Settling::Yes);
-    let services = |theatre: &Theatre| theatre.told("productpage-1").unwrap().snapshot;
+    let services = |theatre: &Theatre| theatre.recipients("productpage-1").unwrap().snapshot;
     assert_eq!(services(&theatre).services.len(), 4, "details, reviews and its two backends");
     let all = [
         "details details-1",
@@ -237,19 +241,19 @@ fn while_sidecars_come_back_all_that_is_certain_is_told_and_the_rest_is_kept() {
     assert_eq!(theatre.kept("productpage-1"), all);
 
     theatre.listen("details-1", Some(listening(9081)));
-    theatre.audience.publish(&theatre.mesh, Settling::Yes, theatre.now);
+    theatre.connected.publish(&theatre.mesh, Settling::Yes, theatre.now);
     theatre.listen("reviews-v1-1", Some(listening(9082)));
-    theatre.audience.publish(&theatre.mesh, Settling::Yes, theatre.now);
+    theatre.connected.publish(&theatre.mesh, Settling::Yes, theatre.now);
     assert_eq!(theatre.kept("productpage-1"), ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]);
     let reviews = &services(&theatre).services[&service("reviews")];
     assert_eq!(reviews.ports[&9080].endpoints.len(), 1);
 
     // A sidecar's report without listeners is applied at once.
     theatre.listen("reviews-v1-1", Some(Listeners::new()));
-    theatre.audience.publish(&theatre.mesh, Settling::Yes, theatre.now);
+    theatre.connected.publish(&theatre.mesh, Settling::Yes, theatre.now);
     assert_eq!(theatre.kept("productpage-1"), ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]);
 
-    theatre.audience.reconsider(&theatre.mesh, Settling::No);
+    theatre.connected.reconsider(&theatre.mesh, Settling::No);
     assert_eq!(theatre.kept("productpage-1"), [""; 0]);
     let reviews = &services(&theatre).services[&service("reviews")];
     assert_eq!(reviews.ports[&9080].endpoints.len(), 0, "it did not come back");
@@ -300,7 +304,7 @@ fn simulate(seed: u64) {
         theatre.enter(&workload(name), &uses);
         let (connection, _) = theatre.heard[&workload(name)];
         let asked = [0, 1, 2].map(|_| address(&mut dice));
-        theatre.audience.contact(connection).unwrap().addresses.extend(asked);
+        theatre.connected.proxy(connection).unwrap().addresses.extend(asked);
         theatre.answer(name, Settling::No);
     }
     for step in 0..120 {
@@ -320,16 +324,17 @@ fn simulate(seed: u64) {
             }
         }
         theatre.publish();
-        for contact in theatre.audience.contacts.values() {
-            let Some(found) = theatre.mesh.workload(&contact.workload) else { continue };
-            let mut wanted = wanted(found, &contact.subscriptions);
-            let occupants = occupants(&theatre.mesh, &contact.addresses, &mut Views::default());
-            wanted.extend(occupants.services);
+        for proxy in theatre.connected.proxies.values() {
+            let Some(found) = theatre.mesh.workload(&proxy.workload) else { continue };
+            let mut wanted = wanted(found, &proxy.subscriptions);
+            let address_entries =
+                address_entries(&theatre.mesh, &proxy.addresses, &mut Views::default());
+            wanted.extend(address_entries.services);
             let expected = world(&theatre.mesh, found, &wanted, &mut Views::default());
-            let expected = expected.with_addresses(occupants.at);
-            let told = contact.offered.as_ref().map(|u| (&*u.snapshot, &u.absent));
+            let expected = expected.with_addresses(address_entries.at);
+            let recipients = proxy.offered.as_ref().map(|u| (&*u.snapshot, &u.absent));
             let expected = Some((&*expected.snapshot, &expected.absent));
-            assert_eq!(told, expected, "seed {seed}, step {step}, {}", contact.workload);
+            assert_eq!(recipients, expected, "seed {seed}, step {step}, {}", proxy.workload);
         }
     }
     let mut rebuilt: Mesh = theatre.mesh.objects().into_iter().collect();
@@ -362,7 +367,7 @@ fn outside(services: u16) -> Theatre {
     }
     theatre.enter(&workload("stranger-1"), &[]);
     let (connection, _) = theatre.heard[&workload("stranger-1")];
-    theatre.audience.contact(connection).unwrap().addresses = asked;
+    theatre.connected.proxy(connection).unwrap().addresses = asked;
     theatre
 }
 
@@ -370,7 +375,7 @@ fn outside(services: u16) -> Theatre {
 fn addresses_of_services_without_sidecars_are_looked_into_once() {
     let mut theatre = outside(300);
     theatre.answer("stranger-1", Settling::No);
-    let compiled = theatre.audience.views.compiled();
+    let compiled = theatre.connected.views.compiled();
     assert!(compiled >= 300);
     for _ in 0..50 {
         theatre.answer("stranger-1", Settling::No);
@@ -379,7 +384,7 @@ fn addresses_of_services_without_sidecars_are_looked_into_once() {
         theatre.listen("details-1", Some(listening(81)));
         theatre.publish();
     }
-    let again = theatre.audience.views.compiled() - compiled;
+    let again = theatre.connected.views.compiled() - compiled;
     assert!(again < 200, "{again} views were compiled again");
 }
 
@@ -388,12 +393,12 @@ fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
     let mut theatre = outside(2000);
     let (connection, _) = theatre.heard[&workload("stranger-1")];
     let names = (0..2000).map(|number| service(&format!("plain-{number}")));
-    theatre.audience.contact(connection).unwrap().subscriptions = names.collect();
+    theatre.connected.proxy(connection).unwrap().subscriptions = names.collect();
     let mut slices = 0;
     loop {
-        let before = theatre.audience.views.compiled();
-        let progress = theatre.audience.prepare(connection, &theatre.mesh);
-        let compiled = theatre.audience.views.compiled() - before;
+        let before = theatre.connected.views.compiled();
+        let progress = theatre.connected.prepare(connection, &theatre.mesh);
+        let compiled = theatre.connected.views.compiled() - before;
         assert!(compiled <= 257, "{compiled} views in one slice");
         if progress == Progress::Done {
             break;
@@ -401,10 +406,10 @@ fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
         slices += 1;
     }
     assert!(slices >= 7, "{slices}");
-    assert!(theatre.told("stranger-1").is_none(), "a part is not told");
-    let before = theatre.audience.views.compiled();
+    assert!(theatre.recipients("stranger-1").is_none(), "a part is not told");
+    let before = theatre.connected.views.compiled();
     theatre.answer("stranger-1", Settling::No);
-    assert_eq!(theatre.audience.views.compiled(), before);
+    assert_eq!(theatre.connected.views.compiled(), before);
 }
 
 #[test]
@@ -419,37 +424,37 @@ fn a_change_that_concerns_many_is_sent_in_slices() {
         theatre.enter(name, &["reviews"]);
         theatre.answer(&name.name.to_string(), Settling::No);
     }
-    theatre.news();
+    theatre.received();
     theatre.listen("reviews-v1-1", Some(listening(1)));
     let mut slices = 1;
-    while theatre.audience.publish(&theatre.mesh, Settling::No, theatre.now) == Progress::More {
-        assert!(theatre.audience.due_at().is_some_and(|due| due <= theatre.now));
+    while theatre.connected.publish(&theatre.mesh, Settling::No, theatre.now) == Progress::More {
+        assert!(theatre.connected.due_at().is_some_and(|due| due <= theatre.now));
         slices += 1;
     }
     assert!((4..100).contains(&slices), "{slices}");
-    assert_eq!(theatre.news().len(), many.len());
-    assert_eq!(theatre.audience.due(), 0);
+    assert_eq!(theatre.received().len(), many.len());
+    assert_eq!(theatre.connected.due(), 0);
     // All of them are one push.
-    let id = theatre.audience.newest();
-    let round = theatre.audience.rounds.of(id).unwrap();
-    assert_eq!((round.told, round.waiting.len()), (many.len(), many.len()));
+    let id = theatre.connected.newest();
+    let round = theatre.connected.rounds.of(id).unwrap();
+    assert_eq!((round.recipients, round.waiting.len()), (many.len(), many.len()));
 }
 
 #[test]
 fn what_a_change_of_listeners_costs_grows_with_its_clients() {
     let mut theatre = bookinfo(BOOKINFO);
-    let before = theatre.audience.work();
+    let before = theatre.connected.work();
     theatre.listen("details-1", Some(listening(1)));
-    let few = theatre.audience.work() - before;
-    let before = theatre.audience.work();
+    let few = theatre.connected.work() - before;
+    let before = theatre.connected.work();
     theatre.listen("reviews-v1-1", Some(listening(1)));
     theatre.listen("reviews-v1-1", Some(listening(2)));
-    let more = theatre.audience.work() - before;
+    let more = theatre.connected.work() - before;
     assert!(more > few, "{few}, {more}");
     // Proxies that are pending already cost nothing more.
-    let before = theatre.audience.work();
+    let before = theatre.connected.work();
     theatre.listen("reviews-v1-1", Some(listening(3)));
-    assert_eq!(theatre.audience.work(), before);
+    assert_eq!(theatre.connected.work(), before);
 }
 
 #[test]

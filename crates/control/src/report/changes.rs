@@ -9,22 +9,22 @@ use crate::status::ChangeReport;
 impl Report<'_> {
     /// Returns a change by its number; `None` if it is not known, or no longer kept.
     pub(crate) fn change(&self, id: ChangeId) -> Option<ChangeReport> {
-        self.audience.journal.find(id).map(|noted| self.followed(noted))
+        self.connected.journal.find(id).map(|noted| self.followed(noted))
     }
 
     /// Returns the newest changes, newest first.
     pub(crate) fn changes(&self) -> Vec<ChangeReport> {
-        let newest = self.audience.journal.newest().take(LISTED_MAX);
+        let newest = self.connected.journal.newest().take(LISTED_MAX);
         newest.map(|noted| self.followed(noted)).collect()
     }
 
     fn followed(&self, noted: &Noted) -> ChangeReport {
         let Noted { id, cause, noticed, seen } = noted;
-        let round = self.audience.rounds.of(*id);
+        let round = self.connected.rounds.of(*id);
         let after = |at: tokio::time::Instant| milliseconds(at.duration_since(*noticed));
         // There is no last acknowledgment until all proxies have applied it.
         let applied = round.filter(|round| round.waiting.is_empty());
-        let pending = self.audience.rounds.latest().is_none_or(|latest| latest.change < *id);
+        let pending = self.connected.rounds.latest().is_none_or(|latest| latest.change < *id);
         ChangeReport {
             id: id.0,
             cause: cause.to_string(),
@@ -33,10 +33,10 @@ impl Report<'_> {
             sent_after_ms: round.map(|round| after(round.sent)),
             applied_after_ms: applied.and_then(|round| round.last_applied).map(after),
             together: round
-                .map_or(1, |round| self.audience.journal.together(round.after, round.change)),
+                .map_or(1, |round| self.connected.journal.together(round.after, round.change)),
             concerned: round.map_or(0, |round| round.concerned),
-            told: round.map_or(0, |round| round.told),
-            applied: round.map_or(0, |round| round.told.saturating_sub(round.waiting.len())),
+            recipients: round.map_or(0, |round| round.recipients),
+            applied: round.map_or(0, |round| round.recipients.saturating_sub(round.waiting.len())),
             refused: round.map_or(0, |round| round.refused),
             bytes: round.map_or(0, |round| round.bytes),
             waiting: round.map(|round| self.waiting(round)).unwrap_or_default(),
@@ -45,9 +45,9 @@ impl Report<'_> {
     }
 
     fn waiting(&self, round: &Round) -> Vec<String> {
-        let contacts = self.audience.contacts();
-        let waiting = contacts.filter(|(connection, _)| round.waiting.contains(connection));
-        let names = waiting.map(|(_, contact)| contact.workload.to_string());
+        let proxies = self.connected.proxies();
+        let waiting = proxies.filter(|(connection, _)| round.waiting.contains(connection));
+        let names = waiting.map(|(_, proxy)| proxy.workload.to_string());
         names.take(WAITING_MAX).collect()
     }
 }

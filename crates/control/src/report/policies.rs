@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use leno_model::{
     AccessCert, AccessPolicy, Egress, EgressPolicy, Entry, Idle, IngressName, IngressPolicy,
-    IngressSource, Name, ObjectKey, PolicyName, PortSet, Proof, RetryPolicy, ServiceName, Sponsor,
-    TargetRule, ToldBy, TrafficTarget, check_subject, no_requests,
+    IngressSource, MatchedBy, Name, ObjectKey, PolicyName, PortSet, Proof, RetryPolicy,
+    ServiceName, Sponsor, TargetRule, TrafficTarget, check_subject, no_requests,
 };
 
 use super::{Report, other_namespaces};
@@ -70,10 +70,10 @@ impl Report<'_> {
 
     fn egress(&self, policy: &EgressPolicy) -> PolicyStatus {
         let rules = policy.ports.iter().map(|port| {
-            let how = match port.told_by {
-                ToldBy::Http => "HTTP",
-                ToldBy::ServerName => "TLS",
-                ToldBy::Address => "TCP",
+            let how = match port.matched_by {
+                MatchedBy::Http => "HTTP",
+                MatchedBy::ServerName => "TLS",
+                MatchedBy::Address => "TCP",
             };
             format!("{how} to port {}", port.port)
         });

@@ -16,7 +16,7 @@ impl Report<'_> {
         let (destination, mut problems) = match &policy.scope {
             PolicyScope::Namespace => (vec![format!("{namespace}/*")], Vec::new()),
             PolicyScope::Services(targets) => {
-                let shown = targets.iter().map(|it| told(&it.service, it.port));
+                let shown = targets.iter().map(|it| sent(&it.service, it.port));
                 let absent = targets.iter().filter_map(|it| self.absent(&it.service, it.port));
                 (shown.collect(), absent.collect())
             }
@@ -76,7 +76,7 @@ impl Report<'_> {
         let (mut by_request, mut by_caller, mut lanes) = (0, 0, 0);
         for (scope, rules, marks) in scopes {
             destination.insert(match scope {
-                TagScope::Service(service, port) => told(service, *port),
+                TagScope::Service(service, port) => sent(service, *port),
                 TagScope::Namespace(namespace) => format!("{namespace}/*"),
                 TagScope::Mesh => "*".to_owned(),
             });
@@ -164,8 +164,8 @@ impl Report<'_> {
 
     fn lane(&self, lane: &Lane) -> PolicyStatus {
         let is_there = self.mesh.service(&lane.service).is_some();
-        let has_entrance = self.mesh.behind(&lane.service).next().is_some();
-        let why = match has_entrance {
+        let has_listener_kind = self.mesh.behind(&lane.service).next().is_some();
+        let why = match has_listener_kind {
             true => self.idle_lane(lane).map(|idle| idle.to_string()),
             false if is_there => Some("its service has no workloads".to_owned()),
             false => Some("its service does not exist".to_owned()),
@@ -220,7 +220,7 @@ fn rules(rule: &ServiceRule) -> Vec<String> {
     }
 }
 
-fn told(service: &ServiceName, port: Option<u16>) -> String {
+fn sent(service: &ServiceName, port: Option<u16>) -> String {
     match port {
         Some(port) => format!("{service}:{port}"),
         None => service.to_string(),

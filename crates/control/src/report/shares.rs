@@ -3,7 +3,7 @@
 use leno_model::{GatewayTcpRoute, RouteKind, ServiceName, TrafficSplit};
 
 use super::Report;
-use crate::compile::{rivals, tcp_rival};
+use crate::compile::{conflicts, tcp_conflict};
 use crate::status::RouteStatus;
 
 impl Report<'_> {
@@ -13,11 +13,11 @@ impl Report<'_> {
         let mut status = self.route((RouteKind::Tcp.as_str(), name), 1, &route.parents, &backends);
         status.unresolve(self.ungranted((RouteKind::Tcp, name), route));
         for (index, parent) in route.parents.iter().enumerate() {
-            let rivals = self.ports(parent).into_iter().map(|port| {
-                let rival = tcp_rival(self.mesh, name, (&parent.service, port));
-                rival.into_iter().collect()
+            let conflicts = self.ports(parent).into_iter().map(|port| {
+                let conflict = tcp_conflict(self.mesh, name, (&parent.service, port));
+                conflict.into_iter().collect()
             });
-            status.contest(index, rivals.collect());
+            status.contest(index, conflicts.collect());
         }
         status
     }
@@ -34,7 +34,7 @@ impl Report<'_> {
         let groups = split.groups.iter().flatten();
         let missing = groups.filter(|group| self.mesh.group(group).is_none());
         status.unresolve(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
-        status.contest(FIRST, rivals(self.mesh, split));
+        status.contest(FIRST, conflicts(self.mesh, split));
         status
     }
 

@@ -14,7 +14,7 @@ use crate::admin_address::Ends;
 
 /// The peer of each stream, by its certificate.
 #[derive(Debug, Default)]
-pub(crate) struct Visitors(Mutex<Inner>);
+pub(crate) struct PendingConnections(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -35,7 +35,7 @@ struct Here {
     ended: Arc<Notify>,
 }
 
-impl Visitors {
+impl PendingConnections {
     /// Returns the peer of a connection, and both its addresses.
     pub(crate) fn peer(&self, connection: ConnectionId) -> Option<(Peer, Ends)> {
         self.lock().here.get(&connection).map(|here| (here.peer.clone(), here.ends))
@@ -56,7 +56,7 @@ impl Visitors {
         connection: ConnectionId,
         (peer, ends): (Peer, Ends),
         half_open: Arc<HalfOpen>,
-    ) -> Visitor {
+    ) -> PendingConnection {
         let ended = Arc::new(Notify::new());
         let identity = (peer.id.clone(), peer.workload.clone());
         let here = Here { peer, ends, half_open, is_proven: false, ended: Arc::clone(&ended) };
@@ -73,7 +73,7 @@ impl Visitors {
         }
         share.push_back(connection);
         drop(locked);
-        Visitor { visitors: Arc::clone(self), connection, identity, ended }
+        PendingConnection { pending_connections: Arc::clone(self), connection, identity, ended }
     }
 
     /// A thread that panicked while it held the lock left no inconsistent state.
@@ -83,14 +83,14 @@ impl Visitors {
 }
 
 /// Keeps a stream registered until dropped.
-pub(super) struct Visitor {
-    visitors: Arc<Visitors>,
+pub(super) struct PendingConnection {
+    pending_connections: Arc<PendingConnections>,
     connection: ConnectionId,
     identity: Identity,
     ended: Arc<Notify>,
 }
 
-impl Visitor {
+impl PendingConnection {
     /// Serves the stream until newer ones of the same identity replace it.
     pub(super) async fn within_share(
         self,
@@ -103,9 +103,9 @@ impl Visitor {
     }
 }
 
-impl Drop for Visitor {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
-        let mut inner = self.visitors.lock();
+        let mut inner = self.pending_connections.lock();
         inner.here.remove(&self.connection);
         if let Some(share) = inner.shares.get_mut(&self.identity) {
             share.retain(|connection| *connection != self.connection);

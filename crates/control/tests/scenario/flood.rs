@@ -49,12 +49,12 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
     const PAIRS: usize = 20_000;
     run(async {
         let shop = open(&large(SERVICES)).await;
-        let stranger = shop.join("client-1").await;
+        let external_client = shop.join("client-1").await;
         let server = shop.join("stock-1").await;
         let mut server = Proxy::connect(&shop.control, &server, &[], &[]).await;
         server.update(|_| true).await;
         let all: Vec<ServiceName> = (0..SERVICES).map(numbered).collect();
-        let mut flooding = Proxy::connect(&shop.control, &stranger, &all, &[]).await;
+        let mut flooding = Proxy::connect(&shop.control, &external_client, &all, &[]).await;
         flooding.update(|update| update.snapshot.services.len() == SERVICES).await;
         let before = counted(&shop, "leno_control_compiled_total").await;
         let flood = async {
@@ -64,7 +64,7 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
             }
         };
         let others = async {
-            server.say(Proxy::listeners(&[(8080, door())])).await;
+            server.say(Proxy::listeners(&[(8080, listener())])).await;
             server.say(Request::Subscribe(vec![stock()])).await;
             let update = server.update(|update| addresses(update).is_some()).await;
             assert!(addresses(&update).is_some());
@@ -84,13 +84,13 @@ fn listeners_that_alternate_are_changes_within_the_budget_of_their_proxy() {
         let client = shop.join("client-1").await;
         let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
         let server = shop.join("stock-1").await;
-        let server = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
-        client.update(|update| addresses(update) == Some(vec![door()])).await;
+        let server = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
+        client.update(|update| addresses(update) == Some(vec![listener()])).await;
         let other: SocketAddr = "127.0.0.1:18081".parse().unwrap();
         let before = counted(&shop, "leno_control_changes_total").await;
         for _ in 0..TIMES {
             server.say(Proxy::listeners(&[(8080, other)])).await;
-            server.say(Proxy::listeners(&[(8080, door())])).await;
+            server.say(Proxy::listeners(&[(8080, listener())])).await;
         }
         server.say(Proxy::listeners(&[(8080, other)])).await;
         // The last listeners win.

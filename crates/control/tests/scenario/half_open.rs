@@ -16,8 +16,8 @@ const ROOM: usize = 8;
 /// A limit of a few connections; none ends because of a timeout.
 fn narrow(config: &mut Config) {
     config.limits.connections = 10 * ROOM;
-    config.limits.strangers = ROOM;
-    config.limits.strangers_per_source = ROOM;
+    config.limits.external_clients = ROOM;
+    config.limits.external_clients_per_source = ROOM;
     config.limits.first_byte = Duration::from_secs(3600);
     config.limits.handshake = Duration::from_secs(3600);
 }
@@ -25,8 +25,8 @@ fn narrow(config: &mut Config) {
 /// A high limit: only the share of one identity applies.
 fn wide(config: &mut Config) {
     narrow(config);
-    config.limits.strangers = 1000;
-    config.limits.strangers_per_source = 1000;
+    config.limits.external_clients = 1000;
+    config.limits.external_clients_per_source = 1000;
     config.limits.connections = 10_000;
 }
 

@@ -122,7 +122,7 @@ fn stock() -> ServiceName {
     ServiceName::new("shop", "stock").unwrap()
 }
 
-fn door() -> SocketAddr {
+fn listener() -> SocketAddr {
     "127.0.0.1:18080".parse().unwrap()
 }
 
@@ -148,7 +148,7 @@ fn proxies_join_subscribe_and_hear_of_changes() {
     run(async {
         let shop = Shop::open().await;
         let server = shop.join("stock-1").await;
-        let mut server = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let mut server = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
         shop.control.registered(&workload("stock-1")).await.unwrap();
         let plan = server.update(|_| true).await.snapshot.plan.clone();
         assert_eq!((plan.access.clone(), &plan.served[&8080]), (Access::Permissive, &stock()));
@@ -158,7 +158,7 @@ fn proxies_join_subscribe_and_hear_of_changes() {
         assert!(client.update(|_| true).await.snapshot.services.is_empty());
         client.say(Request::Subscribe(vec![stock()])).await;
         let update = client.update(|update| addresses(update).is_some()).await;
-        assert_eq!(addresses(&update), Some(vec![door()]));
+        assert_eq!(addresses(&update), Some(vec![listener()]));
 
         shop.write(&format!("{MESH}{STRICT}"));
         let denied = |update: &Update| {
@@ -177,7 +177,7 @@ fn proxies_join_subscribe_and_hear_of_changes() {
 }
 
 #[test]
-fn a_service_that_does_not_exist_is_told_at_once_and_appears_later() {
+fn a_service_that_does_not_exist_is_reported_at_once_and_appears_later() {
     run(async {
         let shop = Shop::open().await;
         let later = ServiceName::new("shop", "later").unwrap();
@@ -247,17 +247,17 @@ fn a_proxy_has_to_go_when_its_workload_goes_or_changes_its_account() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
         stream.update(|_| true).await;
         let mut watching = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        watching.update(|update| addresses(update) == Some(vec![door()])).await;
+        watching.update(|update| addresses(update) == Some(vec![listener()])).await;
         shop.write(&MESH.replace("serviceAccount: stock", "serviceAccount: other"));
         let reason = stream.ended().await.to_string();
         assert!(reason.contains("join again"), "{reason}");
         // The grace period of an hour does not apply to a sidecar that lost its identity.
         watching.update(|update| addresses(update) == Some(Vec::new())).await;
         drop(watching);
-        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
         let reason = stream.ended().await.to_string();
         assert!(reason.contains("join again"), "{reason}");
 
@@ -277,10 +277,10 @@ fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_d
         })
         .await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let listens = [(8080, door())];
+        let listens = [(8080, listener())];
         let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
         let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        let there = |update: &Update| addresses(update) == Some(vec![door()]);
+        let there = |update: &Update| addresses(update) == Some(vec![listener()]);
         let gone = |update: &Update| addresses(update) == Some(Vec::new());
         client.update(there).await;
         drop(stream);
@@ -296,19 +296,19 @@ fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_d
 }
 
 #[test]
-fn a_sidecar_that_comes_back_elsewhere_within_the_grace_only_moves() {
+fn a_sidecar_that_comes_back_other_place_within_the_grace_only_moves() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let mut old = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let mut old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
         let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        client.update(|update| addresses(update) == Some(vec![door()])).await;
+        client.update(|update| addresses(update) == Some(vec![listener()])).await;
         // It reconnects before the old stream has ended, and has not opened its listeners yet.
         let new = Proxy::connect(&shop.control, &server, &[], &[]).await;
         assert!(old.ended().await.to_string().contains("newer stream"));
-        let elsewhere: SocketAddr = "127.0.0.1:18081".parse().unwrap();
-        new.say(Proxy::listeners(&[(8080, elsewhere)])).await;
-        client.update(|update| addresses(update) == Some(vec![elsewhere])).await;
+        let other_replicas: SocketAddr = "127.0.0.1:18081".parse().unwrap();
+        new.say(Proxy::listeners(&[(8080, other_replicas)])).await;
+        client.update(|update| addresses(update) == Some(vec![other_replicas])).await;
         let seen = client.seen();
         assert!(!seen.iter().any(|update| addresses(update) == Some(Vec::new())), "{seen:?}");
     });
@@ -336,9 +336,9 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
         let mut first = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        first.update(|update| addresses(update) == Some(vec![door()])).await;
+        first.update(|update| addresses(update) == Some(vec![listener()])).await;
         let Shop { directory, control } = shop;
         control.shutdown().await;
         assert!(first.ended().await.to_string().contains("shutting down"));
@@ -369,13 +369,13 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         let strict = Access::Strict(Vec::new());
         stream.update(|update| update.snapshot.plan.access != strict).await;
         let update = stream.seen().pop().unwrap();
-        assert_eq!(addresses(&update), Some(vec![door()]), "what it had");
+        assert_eq!(addresses(&update), Some(vec![listener()]), "what it had");
         assert!(!update.snapshot.services.contains_key(&later), "nobody is known to answer");
 
-        let elsewhere: SocketAddr = "127.0.0.1:18081".parse().unwrap();
-        let _server = Proxy::connect(&control, &server, &[], &[(8080, elsewhere)]).await;
+        let other_replicas: SocketAddr = "127.0.0.1:18081".parse().unwrap();
+        let _server = Proxy::connect(&control, &server, &[], &[(8080, other_replicas)]).await;
         let update = stream.update(|update| update.snapshot.services.contains_key(&later)).await;
-        assert_eq!(addresses(&update), Some(vec![elsewhere]));
+        assert_eq!(addresses(&update), Some(vec![other_replicas]));
         let seen = stream.seen();
         let none = |update: &&Update| addresses(update).is_none_or(|known| known.is_empty());
         assert_eq!(seen.iter().find(none), None, "it never hears of a service without endpoints");
@@ -387,9 +387,9 @@ fn a_sidecar_that_does_not_come_back_is_given_up_in_the_end() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
         let mut first = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        first.update(|update| addresses(update) == Some(vec![door()])).await;
+        first.update(|update| addresses(update) == Some(vec![listener()])).await;
         let Shop { directory, control } = shop;
         control.shutdown().await;
         drop(old);
@@ -411,7 +411,7 @@ fn operators_are_answered_on_a_socket_of_their_own() {
         let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let server = shop.join("stock-1").await;
-        let _server = Proxy::connect(&shop.control, &server, &[], &[(8080, door())]).await;
+        let _server = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
         shop.control.registered(&workload("stock-1")).await.unwrap();
         shop.write(&format!("{MESH}---\nkind: Nonsense\n"));
         shop.control.status().wait_for(|status| status.rejected == 1).await.unwrap();
@@ -422,7 +422,7 @@ fn operators_are_answered_on_a_socket_of_their_own() {
         let sidecars: Vec<&str> = workloads.iter().map(|w| w.sidecar.as_str()).collect();
         assert_eq!(sidecars, ["absent", "connected"]);
         let services: Vec<ServiceStatus> = shop.ask("/services").await;
-        assert_eq!(services[0].ports[0].endpoints[0].address, door().to_string());
+        assert_eq!(services[0].ports[0].endpoints[0].address, listener().to_string());
         let certificates: Vec<CertificateStatus> = shop.ask("/certificates").await;
         assert!(certificates[0].issued > 0 && certificates[0].age_seconds < 3600);
         assert_eq!(certificates[0].identity, "spiffe://cluster.local/ns/shop/sa/stock");

@@ -24,7 +24,7 @@ metadata: {name: stock-2, namespace: shop, labels: {app: stock}}
 spec: {serviceAccount: stock, ports: [{name: http, port: 8080, protocol: HTTP}]}
 "#;
 
-fn other_door() -> SocketAddr {
+fn other_listener() -> SocketAddr {
     "10.0.0.2:8080".parse().unwrap()
 }
 
@@ -64,17 +64,17 @@ fn sidecars_at_different_control_planes_see_each_other() {
         let scratch = tempfile::tempdir().unwrap();
         let (one, found_by_one) = replica(scratch.path(), "one").await;
         let (two, found_by_two) = replica(scratch.path(), "two").await;
-        let _stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
-        let _other = sidecar(&two, "stock-2", &[(8080, other_door())]).await;
+        let _stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
+        let _other = sidecar(&two, "stock-2", &[(8080, other_listener())]).await;
         let mut client = sidecar(&one, "client-1", &[]).await;
         let mut other_client = sidecar(&two, "client-2", &[]).await;
-        client.update(sees(&[door()])).await;
-        other_client.update(sees(&[other_door()])).await;
+        client.update(sees(&[listener()])).await;
+        other_client.update(sees(&[other_listener()])).await;
         // They discover each other one after the other, long after their sidecars connected.
         found_by_two.send_replace([one.address()].into());
-        other_client.update(sees(&[door(), other_door()])).await;
+        other_client.update(sees(&[listener(), other_listener()])).await;
         found_by_one.send_replace([two.address()].into());
-        client.update(sees(&[door(), other_door()])).await;
+        client.update(sees(&[listener(), other_listener()])).await;
     });
 }
 
@@ -90,44 +90,44 @@ fn a_sidecar_that_comes_later_is_seen_at_the_other_control_plane_and_so_is_its_e
         client.update(sees(&[])).await;
         // Its listeners open after its first message, as those of real sidecars do.
         let stock = sidecar(&one, "stock-1", &[]).await;
-        stock.say(Proxy::listeners(&[(8080, door())])).await;
-        client.update(sees(&[door()])).await;
+        stock.say(Proxy::listeners(&[(8080, listener())])).await;
+        client.update(sees(&[listener()])).await;
         drop(stock);
         client.update(sees(&[])).await;
         // It may reconnect to any of them.
-        let stock = sidecar(&two, "stock-1", &[(8080, door())]).await;
-        client.update(sees(&[door()])).await;
+        let stock = sidecar(&two, "stock-1", &[(8080, listener())]).await;
+        client.update(sees(&[listener()])).await;
         drop(stock);
         client.update(sees(&[])).await;
     });
 }
 
 #[test]
-fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_are_elsewhere() {
+fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_are_other_place() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
         let (one, _found_by_one) = replica(scratch.path(), "one").await;
         let (two, found_by_two) = replica(scratch.path(), "two").await;
         found_by_two.send_replace([one.address()].into());
-        let _stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
+        let _stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
         let mut client = sidecar(&two, "client-1", &[]).await;
-        client.update(sees(&[door()])).await;
+        client.update(sees(&[listener()])).await;
         // Reports of a control plane that is no longer discovered still count while its stream is open.
         found_by_two.send_replace(BTreeSet::new());
-        let _other = sidecar(&one, "stock-2", &[(8080, other_door())]).await;
-        client.update(sees(&[door(), other_door()])).await;
+        let _other = sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
+        client.update(sees(&[listener(), other_listener()])).await;
         drop(one);
         client.update(sees(&[])).await;
-        let _stock = sidecar(&two, "stock-1", &[(8080, door())]).await;
-        client.update(sees(&[door()])).await;
+        let _stock = sidecar(&two, "stock-1", &[(8080, listener())]).await;
+        client.update(sees(&[listener()])).await;
         // Its successor has another address.
         let (three, found_by_three) = replica(scratch.path(), "three").await;
         found_by_three.send_replace([two.address()].into());
         found_by_two.send_replace([three.address()].into());
-        let _other = sidecar(&three, "stock-2", &[(8080, other_door())]).await;
-        client.update(sees(&[door(), other_door()])).await;
+        let _other = sidecar(&three, "stock-2", &[(8080, other_listener())]).await;
+        client.update(sees(&[listener(), other_listener()])).await;
         let mut late = sidecar(&three, "client-2", &[]).await;
-        late.update(sees(&[door(), other_door()])).await;
+        late.update(sees(&[listener(), other_listener()])).await;
     });
 }
 
@@ -142,12 +142,12 @@ fn a_workload_that_one_control_plane_hears_of_later_is_seen_there_all_the_same()
         two.reload();
         two.status().wait_for(|status| status.workloads == 2).await.unwrap();
         found_by_two.send_replace([one.address()].into());
-        let _stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
-        let _other = sidecar(&one, "stock-2", &[(8080, other_door())]).await;
-        client.update(sees(&[door()])).await;
+        let _stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
+        let _other = sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
+        client.update(sees(&[listener()])).await;
         write(&scratch.path().join("two"), &format!("{MESH}{MORE}"));
         two.reload();
-        client.update(sees(&[door(), other_door()])).await;
+        client.update(sees(&[listener(), other_listener()])).await;
     });
 }
 
@@ -170,10 +170,10 @@ fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_
         let all = &["client-1", "client-2", "stock-1", "stock-2"];
         facts.wait_for(without(all)).await.unwrap();
         of_other.wait_for(without(all)).await.unwrap();
-        let stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
+        let stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
         let client = sidecar(&two, "client-1", &[]).await;
         facts.wait_for(without(&["client-2", "stock-2"])).await.unwrap();
-        let _stock_2 = sidecar(&one, "stock-2", &[(8080, other_door())]).await;
+        let _stock_2 = sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
         facts.wait_for(without(&["client-2"])).await.unwrap();
         of_other.wait_for(without(&["client-2"])).await.unwrap();
         // It was connected to the other one.

@@ -241,7 +241,7 @@ fn hello(
         addresses: Vec::new(),
         looked_up: Vec::new(),
         session: 1,
-        edition: 0,
+        ca_generation: 0,
         process: 0,
         answers_queries: false,
         report: Default::default(),

@@ -44,8 +44,8 @@ fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
         assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
         let body = String::from_utf8_lossy(body);
         let (port, name) = (shop.control.address().port(), "service.instance.id");
-        for told in ["leno-control", "leno-system", name, &format!(":{port}")] {
-            assert!(body.contains(told), "{told}");
+        for sent in ["leno-control", "leno-system", name, &format!(":{port}")] {
+            assert!(body.contains(sent), "{sent}");
         }
         for metric in METRICS.iter().filter(|metric| !metric.name.contains("refused_total")) {
             assert!(body.contains(metric.name), "{}", metric.name);

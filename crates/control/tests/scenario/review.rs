@@ -35,7 +35,7 @@ fn holder(pod: &str, account: &str) -> Holder {
     Holder { workload: workload(pod), account, uid: None }
 }
 
-async fn open(newcomer: Duration) -> Shop {
+async fn open(joining: Duration) -> Shop {
     let known = [
         ("of-client", holder("client-1", "client")),
         ("of-stock", holder("stock-1", "client")),
@@ -43,7 +43,7 @@ async fn open(newcomer: Duration) -> Shop {
     ];
     Shop::open_with(|config| {
         config.reviewer = Some(Arc::new(Registrar(known.into())));
-        config.times.newcomer = newcomer;
+        config.times.joining = joining;
     })
     .await
 }
@@ -86,12 +86,12 @@ fn a_pod_that_asks_before_it_is_known_is_answered_when_it_is() {
         let shop = open(Duration::from_secs(3600)).await;
         let late = MESH.replacen("name: client-1", "name: late-1", 1);
         let asked = join_as(&shop, "of-late", "late-1");
-        let told = async {
+        let sent = async {
             // A pending join does not block others.
             join_as(&shop, "of-client", "client-1").await.unwrap();
             shop.write(&late);
         };
-        let (joined, ()) = tokio::join!(asked, told);
+        let (joined, ()) = tokio::join!(asked, sent);
         assert_eq!(joined.unwrap().credential.workload(), Some(&workload("late-1")));
     });
 }
@@ -162,7 +162,7 @@ fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
         let reviewer = Arc::clone(&slow);
         let shop = Shop::open_with(|config| {
             config.reviewer = Some(reviewer);
-            config.times.newcomer = Duration::ZERO;
+            config.times.joining = Duration::ZERO;
         })
         .await;
         let bundle = |token: String| JoinBundle {

@@ -44,7 +44,7 @@ impl Group<'_> {
         }
         let service: ServiceName = "shop/orders".parse().unwrap();
         let caller: WorkloadName = match self.group.get("lane") {
-            Some(entrance) => workload(entrance.as_str().unwrap()),
+            Some(listener_kind) => workload(listener_kind.as_str().unwrap()),
             None => workload("caller"),
         };
         let snapshot = snapshot_for(&objects, &caller, &[service]).unwrap();
@@ -80,8 +80,8 @@ impl Group<'_> {
         for name in ["orders", "web", "other"] {
             documents.push(service(name));
         }
-        if let Some(entrance) = self.group.get("lane") {
-            let name = entrance.as_str().unwrap();
+        if let Some(listener_kind) = self.group.get("lane") {
+            let name = listener_kind.as_str().unwrap();
             documents.push(instance(name, name, &json!({})));
         }
         let documents = documents.iter().map(Value::to_string);

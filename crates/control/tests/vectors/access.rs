@@ -72,13 +72,17 @@ fn enters(objects: &[Object], case: &Value, request: Option<&RequestView<'_>>) -
             let tls = case["from"].get("tls");
             let peer = tls.and_then(|tls| tls["identity"].as_str()).map(member);
             let origin = origin(&case["from"]);
-            let is_guest = tls.and_then(guest).is_some();
-            let is_taken = match is_guest {
-                true => access.takes_guests(port, origin.address),
+            let is_external_principal = tls.and_then(external_principal).is_some();
+            let is_taken = match is_external_principal {
+                true => access.takes_external_principals(port, origin.address),
                 false => peer.is_some(),
             };
             if tls.is_some() && !is_taken && !access.skips_proof(port, origin.address) {
-                let reason = if is_guest { Reason::UntrustedPeer } else { Reason::HandshakeFailed };
+                let reason = if is_external_principal {
+                    Reason::UntrustedPeer
+                } else {
+                    Reason::HandshakeFailed
+                };
                 return ended(reason, request.is_some());
             }
             (peer, origin)
@@ -123,23 +127,25 @@ fn leaves(
     let client = workload(case["from"].as_str().unwrap());
     let plans = Plans::build(Arc::new(snapshot_for(objects, &client, &[]).unwrap()), None);
     let plans = plans.unwrap();
-    let way = plans.outlets.way(at);
+    let way = plans.egress_rules.way(at);
     if plans.snapshot.plan.egress == Egress::Allow || way == Way::Open {
         return json!("allowed");
     }
     let denied = |is_seen| ended(Reason::EgressDenied, is_seen);
     let by_name = || {
         let name = case["serverName"].as_str()?;
-        plans.outlets.by_server_name(at, name)
+        plans.egress_rules.by_server_name(at, name)
     };
     match (way, request) {
-        (Way::Told { by_request: true, .. }, Some(request)) => {
-            match plans.outlets.by_request(at, request) {
+        (Way::Inspected { by_request: true, .. }, Some(request)) => {
+            match plans.egress_rules.by_request(at, request) {
                 Some(_) => json!("allowed"),
                 None => denied(true),
             }
         }
-        (Way::Told { by_server_name: true, .. }, None) if by_name().is_some() => json!("allowed"),
+        (Way::Inspected { by_server_name: true, .. }, None) if by_name().is_some() => {
+            json!("allowed")
+        }
         _ => denied(false),
     }
 }
@@ -161,7 +167,7 @@ fn member(client: &str) -> SpiffeId {
 }
 
 /// Returns the name in an external principal's certificate.
-fn guest(tls: &Value) -> Option<Name> {
+fn external_principal(tls: &Value) -> Option<Name> {
     tls["guest"].as_str().map(|name| Name::new(name).unwrap())
 }
 
@@ -170,7 +176,7 @@ fn origin(from: &Value) -> Origin {
         None => Carrier::Clear,
         Some(tls) => Carrier::Tls {
             asked: tls["serverName"].as_str().map(Into::into),
-            guest: guest(tls).into_iter().collect(),
+            external_principal: external_principal(tls).into_iter().collect(),
         },
     };
     Origin { address: from["address"].as_str().unwrap().parse().unwrap(), carrier }

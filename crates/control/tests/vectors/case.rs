@@ -20,14 +20,14 @@ pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) ->
     let groups = vectors["groups"].as_array().unwrap();
     assert!(groups.len() >= least, "{} groups", groups.len());
     let of_group = |group: &Value| -> Vec<String> {
-        let told = |what: String| format!("{}: {what}", group["name"]);
+        let sent = |what: String| format!("{}: {what}", group["name"]);
         let (objects, rejected) = objects(&vectors, group);
         let refused = group["refused"].as_bool().unwrap_or(false);
         if refused || !rejected.is_empty() {
             let is_meant = refused && !rejected.is_empty();
-            return if is_meant { Vec::new() } else { vec![told(format!("{rejected:?}"))] };
+            return if is_meant { Vec::new() } else { vec![sent(format!("{rejected:?}"))] };
         }
-        wrong(&objects, group).into_iter().map(told).collect()
+        wrong(&objects, group).into_iter().map(sent).collect()
     };
     let wrong: Vec<String> = groups.iter().flat_map(of_group).collect();
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));

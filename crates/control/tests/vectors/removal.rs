@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::case::vectors;
 
 #[test]
-fn what_sermant_is_told_to_count_counts() {
+fn what_sermant_is_reported_to_count_counts() {
     let vectors = vectors("removal/classifier.json");
     let cases = vectors["cases"].as_array().unwrap();
     // Only an agent within the client's process sees its exceptions.

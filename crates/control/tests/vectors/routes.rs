@@ -16,8 +16,8 @@ fn routes_decide_in_the_order_of_the_gateway_api() {
 }
 
 #[test]
-fn pages_of_other_origins_are_told_what_they_may() {
-    run("routes/cors.json", 10, |objects, group| wrong(objects, group, told));
+fn pages_of_other_origins_are_reported_what_they_may() {
+    run("routes/cors.json", 10, |objects, group| wrong(objects, group, sent));
 }
 
 /// Decides a request, in the form of an expectation.
@@ -55,7 +55,7 @@ fn decided(choice: &RouteChoice<'_>, _: &RequestView<'_>) -> Value {
 }
 
 /// Returns the CORS response, or the changes of the response, for a request's origin.
-fn told(choice: &RouteChoice<'_>, request: &RequestView<'_>) -> Value {
+fn sent(choice: &RouteChoice<'_>, request: &RequestView<'_>) -> Value {
     let RouteChoice::To { rule, index, .. } = choice else { panic!("{choice:?}") };
     let Some(cors) = rule.actions_at(*index).and_then(|actions| actions.cors.as_ref()) else {
         return json!("passes");

@@ -10,9 +10,9 @@ use tokio::time::timeout;
 use super::*;
 use crate::envelope::delta_to_wire;
 use crate::fixture::{hello, named, service, update, world};
+use crate::keepalive::SILENCE_MAX;
 use crate::key::ChangeId;
 use crate::publisher::Publisher;
-use crate::vigil::SILENCE_MAX;
 
 /// Follows a control plane that sends these bytes and then stays silent.
 async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> FollowError {
@@ -65,7 +65,7 @@ async fn whatever_is_not_of_the_protocol_ends_the_stream_with_a_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closed_stream_is_told_from_a_broken_one() {
+async fn a_closed_stream_is_reported_from_a_broken_one() {
     for (bytes, closed) in [(&[][..], true), (&[0, 0, 0, 9, 1][..], false)] {
         let (near, mut far) = duplex(1024);
         far.write_all(bytes).await.unwrap();

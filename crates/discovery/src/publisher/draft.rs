@@ -10,7 +10,7 @@ use crate::holdings::{HeldService, Holdings, endpoints_of};
 use crate::key::ResourceKey;
 use crate::message::Upsert;
 use crate::resource::{
-    encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
+    encode_address_entry, encode_dns_record, encode_endpoint, encode_plan, encode_service,
 };
 
 /// All differences between the held and the desired resources of a proxy.
@@ -114,13 +114,13 @@ impl Draft {
         held: &Holdings,
         kept: Kept<'_>,
     ) {
-        for (address, occupant) in &snapshot.addresses {
+        for (address, address_entry) in &snapshot.addresses {
             let before = agreed.and_then(|agreed| agreed.addresses.get(address));
-            if before.is_some_and(|before| same(before, occupant)) {
+            if before.is_some_and(|before| same(before, address_entry)) {
                 continue;
             }
             let key = ResourceKey::Address(*address);
-            let upsert = Upsert { key, content: encode_occupant(occupant) };
+            let upsert = Upsert { key, content: encode_address_entry(address_entry) };
             let version = upsert.version();
             let is_held = held.addresses.get(address) == Some(&version);
             if !is_held && !kept.contains(&upsert.key, Some(version)) {
@@ -140,13 +140,13 @@ impl Draft {
         held: &Holdings,
         kept: Kept<'_>,
     ) {
-        for (name, whereabouts) in &snapshot.names {
+        for (name, dns_record) in &snapshot.names {
             let before = agreed.and_then(|agreed| agreed.names.get(name));
-            if before.is_some_and(|before| same(before, whereabouts)) {
+            if before.is_some_and(|before| same(before, dns_record)) {
                 continue;
             }
             let key = ResourceKey::Name(name.clone());
-            let upsert = Upsert { key, content: encode_whereabouts(whereabouts) };
+            let upsert = Upsert { key, content: encode_dns_record(dns_record) };
             let version = upsert.version();
             let is_held = held.names.get(name) == Some(&version);
             if !is_held && !kept.contains(&upsert.key, Some(version)) {

@@ -179,8 +179,8 @@ fn a_refusal_that_names_nothing_that_was_sent_waits_for_the_next_offer() {
     let (mut publisher, mut subscriber) = pair(update(1, []));
     publisher.offer(update(2, [service("a", 1)]));
     let delta = publisher.next_delta().unwrap();
-    let elsewhere = Refusal::new(ResourceKey::Plan, "the address is in use");
-    assert_eq!(publisher.refuse(delta.nonce, &[elsewhere]), Some(ChangeId(2)));
+    let other = Refusal::new(ResourceKey::Plan, "the address is in use");
+    assert_eq!(publisher.refuse(delta.nonce, &[other]), Some(ChangeId(2)));
     assert_eq!(publisher.next_delta(), None);
     assert!(publisher.refused().all(|refusal| refusal.reason == "plan: the address is in use"));
     let next = update(3, [service("a", 1)]);
@@ -269,7 +269,7 @@ fn endpoints_in_doubt_stay_and_all_that_is_certain_is_sent() {
     let mut publisher = Publisher::new(subscriber.held());
     let (mut partial, doubtful) = without(world(), "ratings", &[0, 2]);
     partial.change = ChangeId(2);
-    Arc::make_mut(&mut Arc::make_mut(&mut partial.snapshot).plan).doors.clear();
+    Arc::make_mut(&mut Arc::make_mut(&mut partial.snapshot).plan).outbound_listeners.clear();
     let services = &mut Arc::make_mut(&mut partial.snapshot).services;
     services.insert(named("details"), Arc::new(service("details", 1)));
     publisher.offer_in_doubt(partial.clone(), doubtful.into_iter().collect());
@@ -339,7 +339,7 @@ fn what_a_held_service_leads_to_is_sent_however_it_is() {
 }
 
 #[test]
-fn absent_services_that_were_not_accepted_are_told_again() {
+fn absent_services_that_were_not_accepted_are_reported_again() {
     let refuse_missing = |upsert: &Upsert| {
         let bad = upsert.key == ResourceKey::Service(named("missing"));
         bad.then(|| Refusal::new(upsert.key.clone(), "no"))

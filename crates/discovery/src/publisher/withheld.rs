@@ -9,7 +9,7 @@ use crate::holdings::{Holdings, endpoints_of};
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Refusal, Update};
 use crate::resource::{
-    encode_endpoint, encode_occupant, encode_plan, encode_service, encode_whereabouts,
+    encode_address_entry, encode_dns_record, encode_endpoint, encode_plan, encode_service,
 };
 
 /// Rejected resources, at most one entry for each resource that was sent.
@@ -161,8 +161,8 @@ fn wanted(snapshot: &Snapshot, key: &ResourceKey) -> Option<Version> {
     let content = match key {
         ResourceKey::Plan => encode_plan(&snapshot.plan),
         ResourceKey::Service(name) => encode_service(snapshot.services.get(name)?),
-        ResourceKey::Address(address) => encode_occupant(snapshot.addresses.get(address)?),
-        ResourceKey::Name(name) => encode_whereabouts(snapshot.names.get(name)?),
+        ResourceKey::Address(address) => encode_address_entry(snapshot.addresses.get(address)?),
+        ResourceKey::Name(name) => encode_dns_record(snapshot.names.get(name)?),
         ResourceKey::Endpoint(id) => {
             let mut endpoints = endpoints_of(snapshot.services.get(&id.service)?);
             encode_endpoint(endpoints.find(|(_, endpoint)| endpoint.id == *id)?.1)

@@ -3,7 +3,7 @@
 use leno_model::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 
 use super::field::Invalid;
-use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
+use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
 use crate::proto;
 use crate::proto::balancing::Algorithm;
 use crate::proto::hash_key::Key;

@@ -6,7 +6,7 @@ use leno_model::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooM
 
 use super::action::{header_from_wire, header_to_wire};
 use super::field::Invalid;
-use super::treatment::{
+use super::traffic_policy::{
     at_least_1, classes_from_wire, classes_to_wire, nanoseconds, policy_from_wire, policy_to_wire,
     small, time,
 };

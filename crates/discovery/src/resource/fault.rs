@@ -6,7 +6,7 @@ use super::breaker::{answer_from_wire, answer_to_wire};
 use super::field::{Invalid, each};
 use super::inbound::{peer_from_wire, peer_to_wire};
 use super::request;
-use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
+use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
 use crate::proto;
 
 pub(super) fn to_wire(faults: &Faults) -> proto::Faults {

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use leno_model::{
-    Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
+    Authorization, CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue,
     GlobalLimit, Guard, LongerBody, PortGuard, Server, ShownBody, Unanswered,
 };
 
 use super::breaker::{answer_from_wire, answer_to_wire};
 use super::field::{Invalid, each, parsed, port};
-use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire};
+use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire};
 use super::{jwt, request};
 use crate::proto;
 
@@ -56,10 +56,10 @@ fn guard_from_wire(wire: proto::Guard) -> Result<PortGuard, Invalid> {
 fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
     let headers = rule.headers.clone().map(|names| proto::HeaderNames { names });
     proto::Authorization {
-        decider: Some(decider_to_wire(&rule.decider)),
+        check_service: Some(check_service_to_wire(&rule.check_service)),
         requests: rule.requests.iter().map(request::to_wire).collect(),
         headers,
-        context: rule.context.iter().map(told).collect(),
+        context: rule.context.iter().map(sent).collect(),
         body: rule.body.map(|body| proto::ShownBody {
             bytes_max: body.bytes_max,
             begun: body.longer == LongerBody::Begun,
@@ -68,17 +68,17 @@ fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
     }
 }
 
-fn told((name, text): &(String, String)) -> proto::Told {
-    proto::Told { name: name.clone(), text: text.clone() }
+fn sent((name, text): &(String, String)) -> proto::Sent {
+    proto::Sent { name: name.clone(), text: text.clone() }
 }
 
 fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, Invalid> {
     let headers = wire.headers.map(|headers| each("names", headers.names, header));
     Ok(Authorization {
-        decider: decider_from_wire(wire.decider)?,
+        check_service: check_service_from_wire(wire.check_service)?,
         requests: each("requests", wire.requests, request::from_wire)?,
         headers: headers.transpose().map_err(|invalid| invalid.under("headers"))?,
-        context: wire.context.into_iter().map(|told| (told.name, told.text)).collect(),
+        context: wire.context.into_iter().map(|sent| (sent.name, sent.text)).collect(),
         body: wire.body.map(body_from_wire).transpose()?,
     })
 }
@@ -99,7 +99,7 @@ pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
         hits: it.hits,
     };
     proto::GlobalLimit {
-        decider: Some(decider_to_wire(&limit.decider)),
+        check_service: Some(check_service_to_wire(&limit.check_service)),
         domain: limit.domain.clone(),
         descriptors: limit.descriptors.iter().map(descriptor).collect(),
         answer: answer_to_wire(&limit.answer),
@@ -126,7 +126,7 @@ pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, I
         return Err(Invalid::new("domain", "is empty"));
     }
     Ok(GlobalLimit {
-        decider: decider_from_wire(wire.decider)?,
+        check_service: check_service_from_wire(wire.check_service)?,
         domain: wire.domain,
         descriptors,
         answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
@@ -165,39 +165,41 @@ fn entry_from_wire(wire: proto::DescriptorEntry) -> Result<DescriptorEntry, Inva
     Ok(DescriptorEntry { key: wire.key, value })
 }
 
-fn decider_to_wire(decider: &Decider) -> proto::Decider {
-    use proto::decider::At;
-    let at = match &decider.at {
-        DeciderAddress::Service { service, port } => {
+fn check_service_to_wire(check_service: &CheckService) -> proto::CheckService {
+    use proto::check_service::At;
+    let at = match &check_service.at {
+        CheckServiceAddress::Service { service, port } => {
             At::Service(proto::DecidingService { name: service.to_string(), port: (*port).into() })
         }
-        DeciderAddress::Outside(server) => At::Url(server.to_string()),
+        CheckServiceAddress::Outside(server) => At::Url(server.to_string()),
     };
-    proto::Decider {
+    proto::CheckService {
         at: Some(at),
-        timeout_nanoseconds: nanoseconds(decider.timeout),
-        unanswered_allowed: decider.unanswered == Unanswered::Allow,
+        timeout_nanoseconds: nanoseconds(check_service.timeout),
+        unanswered_allowed: check_service.unanswered == Unanswered::Allow,
     }
 }
 
-fn decider_from_wire(wire: Option<proto::Decider>) -> Result<Decider, Invalid> {
-    use proto::decider::At;
+fn check_service_from_wire(wire: Option<proto::CheckService>) -> Result<CheckService, Invalid> {
+    use proto::check_service::At;
     let wire = wire.ok_or_else(|| Invalid::new("decider", "is missing"))?;
     let at = match wire.at {
         None => {
             return Err(Invalid::new("decider.at", "is missing, or unknown to this version"));
         }
-        Some(At::Service(wire)) => DeciderAddress::Service {
+        Some(At::Service(wire)) => CheckServiceAddress::Service {
             service: parsed("decider.service.name", &wire.name)?,
             port: port("decider.service.port", wire.port)?,
         },
         Some(At::Url(url)) => {
             let server = Server::parse(&url);
-            DeciderAddress::Outside(server.map_err(|error| Invalid::new("decider.url", error))?)
+            CheckServiceAddress::Outside(
+                server.map_err(|error| Invalid::new("decider.url", error))?,
+            )
         }
     };
     let timeout = Duration::from_nanos(wire.timeout_nanoseconds);
-    if !(Decider::TIMEOUT_MIN..=Decider::TIMEOUT_MAX).contains(&timeout) {
+    if !(CheckService::TIMEOUT_MIN..=CheckService::TIMEOUT_MAX).contains(&timeout) {
         let reason = format!("{timeout:?} is out of range");
         return Err(Invalid::new("decider.timeout_nanoseconds", reason));
     }
@@ -205,7 +207,7 @@ fn decider_from_wire(wire: Option<proto::Decider>) -> Result<Decider, Invalid> {
         true => Unanswered::Allow,
         false => Unanswered::Deny,
     };
-    Ok(Decider { at, timeout, unanswered })
+    Ok(CheckService { at, timeout, unanswered })
 }
 
 pub(super) fn header(name: String) -> Result<String, Invalid> {

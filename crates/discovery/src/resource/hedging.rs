@@ -3,7 +3,7 @@
 use leno_model::{HedgeRule, Hedging};
 
 use super::field::{Invalid, each};
-use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire, time};
+use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire, time};
 use crate::proto;
 
 pub(super) fn to_wire(hedging: &Hedging) -> proto::Hedging {

@@ -7,7 +7,7 @@ use leno_model::{ClaimHeader, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, Re
 use super::field::{Invalid, each};
 use super::guard::header;
 use super::request;
-use super::treatment::nanoseconds;
+use super::traffic_policy::nanoseconds;
 use crate::proto;
 
 pub(super) fn to_wire(rule: &JwtValidation) -> proto::JwtValidation {
@@ -61,7 +61,7 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
     };
     proto::JwtIssuer {
         issuer: issuer.issuer.clone(),
-        audiences: issuer.audiences.clone(),
+        aud: issuer.aud.clone(),
         keys: match &issuer.keys {
             IssuerKeys::Set(keys) => keys.to_string(),
             // An empty set verifies no token, in older sidecars too.
@@ -98,7 +98,7 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
     let max_age = Some(Duration::from_nanos(wire.max_age_nanoseconds)).filter(|it| !it.is_zero());
     Ok(JwtIssuer {
         issuer: wire.issuer,
-        audiences: wire.audiences,
+        aud: wire.aud,
         keys: match wire.keys.is_empty() {
             true => IssuerKeys::Awaited,
             false => IssuerKeys::Set(wire.keys.into()),

@@ -7,7 +7,7 @@ use leno_model::{AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateL
 use super::breaker::{answer_from_wire, answer_to_wire};
 use super::field::{Invalid, each, port};
 use super::inbound::{peer_from_wire, peer_to_wire};
-use super::treatment::{nanoseconds, policy_from_wire, policy_to_wire};
+use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire};
 use super::{guard, request};
 use crate::proto;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AccessRule, Door, Egress, Plaintext, PortSet, RevokedWorkload, ServiceName,
+    Access, AccessRule, Egress, OutboundListener, Plaintext, PortSet, RevokedWorkload, ServiceName,
     TrustDomain, Uid, WorkloadPlan, WorkloadPort,
 };
 
@@ -12,7 +12,7 @@ use super::field::{
     Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
     protocol, protocol_to_wire, socket_address, socket_address_to_wire,
 };
-use super::{border, gateway, guard, inbound, limit, request, retry, sight, tag};
+use super::{gateway, guard, inbound, ingress_and_egress, limit, request, retry, sight, tag};
 use crate::proto;
 
 pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
@@ -27,10 +27,10 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         address: ip_address_to_wire(plan.address),
         ports: plan.ports.iter().map(port_to_wire).collect(),
         served: plan.served.iter().map(served).collect(),
-        doors: plan.doors.iter().map(door_to_wire).collect(),
+        outbound_listeners: plan.outbound_listeners.iter().map(listener_to_wire).collect(),
         access: Some(access_to_wire(&plan.access)),
         revoked: plan.revoked.iter().map(ToString::to_string).collect(),
-        edition: plan.edition,
+        ca_generation: plan.ca_generation,
         revoked_workloads: plan.revoked_workloads.iter().map(revoked_to_wire).collect(),
         caller: tag::caller_to_wire(&plan.caller),
         lanes: plan.lanes.iter().map(tag::lanes_to_wire).collect(),
@@ -40,8 +40,12 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         egress_denied: plan.egress == Egress::Deny,
         plaintext_accepted: plan.plaintext == Plaintext::Accept,
         gateway: plan.gateway.as_deref().map(gateway::to_wire),
-        openings: plan.openings.iter().map(border::opening_to_wire).collect(),
-        outlets: plan.outlets.iter().map(border::outlet_to_wire).collect(),
+        openings: plan.openings.iter().map(ingress_and_egress::opening_to_wire).collect(),
+        egress_rules: plan
+            .egress_rules
+            .iter()
+            .map(ingress_and_egress::egress_rule_to_wire)
+            .collect(),
         guards: plan.guards.iter().map(guard::to_wire).collect(),
         retries: plan.retries.iter().map(retry::to_wire).collect(),
     }
@@ -62,7 +66,7 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         address: ip_address("address", &wire.address)?,
         ports,
         served: by_port("served", served)?,
-        doors: each("doors", wire.doors, door_from_wire)?,
+        outbound_listeners: each("doors", wire.outbound_listeners, listener_from_wire)?,
         access: access_from_wire(mode).map_err(|invalid| invalid.under("access"))?,
         revoked: each("revoked", wire.revoked, |name| account("account", &name))?
             .into_iter()
@@ -70,7 +74,7 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         revoked_workloads: each("revoked_workloads", wire.revoked_workloads, revoked_from_wire)?
             .into_iter()
             .collect(),
-        edition: wire.edition,
+        ca_generation: wire.ca_generation,
         caller: caller.map_err(|invalid| invalid.under("caller"))?.unwrap_or_default(),
         lanes: by_port("lanes", each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
         inbound: inbound::from_wire(wire.inbound).map_err(|invalid| invalid.under("inbound"))?,
@@ -86,8 +90,12 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
             .map(|wire| gateway::from_wire(wire).map(Arc::new))
             .transpose()
             .map_err(|invalid| invalid.under("gateway"))?,
-        openings: each("openings", wire.openings, border::opening_from_wire)?,
-        outlets: each("outlets", wire.outlets, border::outlet_from_wire)?,
+        openings: each("openings", wire.openings, ingress_and_egress::opening_from_wire)?,
+        egress_rules: each(
+            "outlets",
+            wire.egress_rules,
+            ingress_and_egress::egress_rule_from_wire,
+        )?,
         guards: by_port("guards", each("guards", wire.guards, guard::from_wire)?)?,
         retries: retry::from_wire(wire.retries)?,
     })
@@ -139,16 +147,16 @@ fn check_ports(ports: &[WorkloadPort]) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn door_to_wire(door: &Door) -> proto::Door {
-    proto::Door {
-        service: door.service.to_string(),
-        port: door.port.into(),
-        listen: Some(socket_address_to_wire(door.listen)),
+fn listener_to_wire(listener: &OutboundListener) -> proto::OutboundListener {
+    proto::OutboundListener {
+        service: listener.service.to_string(),
+        port: listener.port.into(),
+        listen: Some(socket_address_to_wire(listener.listen)),
     }
 }
 
-fn door_from_wire(wire: proto::Door) -> Result<Door, Invalid> {
-    Ok(Door {
+fn listener_from_wire(wire: proto::OutboundListener) -> Result<OutboundListener, Invalid> {
+    Ok(OutboundListener {
         service: parsed("service", &wire.service)?,
         port: port("port", wire.port)?,
         listen: socket_address("listen", wire.listen.as_ref())?,

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use leno_model::{
     BackendEdits, HostPattern, PortView, Reach, RequestMatch, RouteKind, RouteRule, ServiceName,
-    ServiceView, TcpRule, TlsRule, Treatment, WeightedBackend,
+    ServiceView, TcpRule, TlsRule, TrafficPolicy, WeightedBackend,
 };
 
 use super::action::{headers_in, headers_to_wire, rewrite_from_wire, rewrite_to_wire};
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
-use super::{action, hedging, request, tag, treatment};
+use super::{action, hedging, request, tag, traffic_policy};
 use crate::proto;
 
 pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
@@ -43,19 +43,19 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
         routed: view.routed,
         rules: view.rules.iter().map(rule_to_wire).collect(),
         tls_rules: view.tls_rules.iter().map(tls_rule_to_wire).collect(),
-        treatment: treatment::to_wire(&view.treatment),
-        hedging: view.treatment.hedging.as_ref().map(hedging::to_wire),
+        traffic_policy: traffic_policy::to_wire(&view.traffic_policy),
+        hedging: view.traffic_policy.hedging.as_ref().map(hedging::to_wire),
         tags: view.tags.as_deref().map(tag::to_wire),
         tcp_rule: view.tcp_rule.as_ref().map(tcp_rule_to_wire),
     }
 }
 
 fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> {
-    let treatment = treatment::from_wire(wire.treatment);
+    let traffic_policy = traffic_policy::from_wire(wire.traffic_policy);
     let hedging = wire.hedging.map(hedging::from_wire).transpose();
-    let treatment = Treatment {
+    let traffic_policy = TrafficPolicy {
         hedging: hedging.map_err(|invalid| invalid.under("hedging"))?,
-        ..treatment.map_err(|invalid| invalid.under("treatment"))?
+        ..traffic_policy.map_err(|invalid| invalid.under("treatment"))?
     };
     let view = PortView {
         name: optional_name("name", wire.name.as_deref())?,
@@ -64,7 +64,7 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
         rules: each("rules", wire.rules, rule_from_wire)?,
         endpoints: Vec::new(),
         tls_rules: each("tls_rules", wire.tls_rules, tls_rule_from_wire)?,
-        treatment,
+        traffic_policy,
         tags: wire
             .tags
             .map(|tags| tag::from_wire(tags).map(Arc::new))

@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, AnyOf, BackendEdits, Carries, Cors, Door, Egress, Endpoint, FieldMatch,
-    Header, HeaderEdits, HostPattern, Name, Occupant, OccupantPort, OriginPattern, PathEdit,
-    PathMatch, Persistence, Plaintext, PortSet, PortView, Protocol, Reach, Redirect, RequestMatch,
-    RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount, ServiceName,
-    ServiceRetry, ServiceView, TcpRule, TlsRule, Treatment, TrustDomain, UrlRewrite, ValueMatch,
-    Weight, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, AddressEntry, AddressPort, AnyOf, BackendEdits, Carries, Cors, Egress,
+    Endpoint, FieldMatch, Header, HeaderEdits, HostPattern, Name, OriginPattern, OutboundListener,
+    PathEdit, PathMatch, Persistence, Plaintext, PortSet, PortView, Protocol, Reach, Redirect,
+    RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount,
+    ServiceName, ServiceRetry, ServiceView, TcpRule, TlsRule, TrafficPolicy, TrustDomain,
+    UrlRewrite, ValueMatch, Weight, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ proptest! {
     }
 
     #[test]
-    fn occupants_survive_the_journey(
+    fn address_entries_survive_the_journey(
         at in address(1),
         ports in btree_map(1u16.., (1u16.., protocol(), any::<bool>()), 0..4),
         service in service_name(),
@@ -60,13 +60,13 @@ proptest! {
             let mut endpoint = known.clone();
             endpoint.id.port = port;
             let endpoint = is_there.then(|| Arc::new(endpoint));
-            (number, OccupantPort { service: service.clone(), port, protocol, endpoint })
+            (number, AddressPort { service: service.clone(), port, protocol, endpoint })
         });
-        let workload = Occupant::Workload { workload, ports: ports.collect() };
-        for occupant in [workload, Occupant::Service(service.clone()), Occupant::Outside] {
+        let workload = AddressEntry::Workload { workload, ports: ports.collect() };
+        for address_entry in [workload, AddressEntry::Service(service.clone()), AddressEntry::Outside] {
             let key = ResourceKey::Address(at.ip());
-            let upsert = Upsert { key, content: encode_occupant(&occupant) };
-            prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Occupant(at.ip(), occupant)));
+            let upsert = Upsert { key, content: encode_address_entry(&address_entry) };
+            prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::AddressEntry(at.ip(), address_entry)));
         }
     }
 
@@ -194,8 +194,8 @@ fn every_wrong_field_is_named() {
         (|p| p.ports[0].name = Some("a b".into()), "ports[0].name"),
         (|p| p.ports.push(p.ports[0].clone()), "ports"),
         (|p| p.served.push(p.served[0].clone()), "served"),
-        (|p| p.doors[0].listen = None, "doors[0].listen"),
-        (|p| p.doors[0].listen.as_mut().unwrap().scope = 1, "doors[0].listen"),
+        (|p| p.outbound_listeners[0].listen = None, "doors[0].listen"),
+        (|p| p.outbound_listeners[0].listen.as_mut().unwrap().scope = 1, "doors[0].listen"),
         (|p| p.access = None, "access.mode"),
         (|p| strict(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
         (|p| strict(p).http[0].path = None, "access.rules[0].http[0].path"),
@@ -322,8 +322,9 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
         tcp: if all { PortSet::All } else { PortSet::Only(ports) },
     });
     let access = prop_oneof![Just(Access::Permissive), vec(rule, 0..3).prop_map(Access::Strict)];
-    let door = (service_name(), 1u16.., address(0));
-    let door = door.prop_map(|(service, port, listen)| Door { service, port, listen });
+    let listener = (service_name(), 1u16.., address(0));
+    let listener =
+        listener.prop_map(|(service, port, listen)| OutboundListener { service, port, listen });
     let ports = btree_map(1u16.., protocol(), 0..4);
     let served = btree_map(1u16.., service_name(), 0..4);
     let address = prop_oneof![
@@ -333,14 +334,14 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
     let edges = (0..2_usize, 0..2_usize, btree_map(service_name(), service_retry(), 0..3));
     let limits = (limit::limits(), guard::guards(), sight::sight(), edges);
     let tags = (tags::caller(), tags::lanes(), access::inbound(), limits);
-    (account(), name(), address, ports, served, vec(door, 0..3), access, tags).prop_map(
+    (account(), name(), address, ports, served, vec(listener, 0..3), access, tags).prop_map(
         |(
             account,
             domain,
             address,
             ports,
             served,
-            doors,
+            outbound_listeners,
             access,
             (caller, lanes, inbound, (limits, guards, sight, edges)),
         )| {
@@ -359,11 +360,11 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                     })
                     .collect(),
                 served,
-                doors,
+                outbound_listeners,
                 access,
                 revoked: Default::default(),
                 revoked_workloads: Default::default(),
-                edition: 0,
+                ca_generation: 0,
                 caller,
                 lanes: lanes.into_iter().collect(),
                 inbound,
@@ -373,7 +374,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 plaintext: Plaintext::ALL[edges.1],
                 gateway: None,
                 openings: Vec::new(),
-                outlets: Vec::new(),
+                egress_rules: Vec::new(),
                 guards,
                 retries: edges.2,
             }
@@ -545,16 +546,17 @@ fn service() -> impl Strategy<Value = ServiceView> {
         });
     let rules = (vec(rule, 0..3), vec(tls_rule, 0..3), prop::option::of(tcp_rule));
     let tags = prop::option::of(tags::rules().prop_map(Arc::new));
-    let port = (prop::option::of(name()), protocol(), any::<bool>(), rules, (treatment(), tags));
+    let port =
+        (prop::option::of(name()), protocol(), any::<bool>(), rules, (traffic_policy(), tags));
     let port = port.prop_map(
-        |(name, protocol, routed, (rules, tls_rules, tcp_rule), (treatment, tags))| PortView {
+        |(name, protocol, routed, (rules, tls_rules, tcp_rule), (traffic_policy, tags))| PortView {
             name,
             protocol,
             routed,
             rules,
             endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
             tls_rules,
-            treatment,
+            traffic_policy,
             tags,
             tcp_rule,
         },
@@ -567,12 +569,12 @@ fn service() -> impl Strategy<Value = ServiceView> {
     )
 }
 
-fn treatment() -> impl Strategy<Value = Treatment> {
+fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
     let breaker = prop::option::of(breaker::breaker());
     let more = (prop::option::of(fault::faults()), prop::option::of(fault::balancing()));
     let more = (more, prop::option::of(fault::hedging()));
     (prop::option::of(removal::removal()), breaker, more).prop_map(
-        |(removal, breaker, ((faults, balancing), hedging))| Treatment {
+        |(removal, breaker, ((faults, balancing), hedging))| TrafficPolicy {
             removal,
             breaker,
             faults,

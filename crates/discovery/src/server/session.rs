@@ -19,6 +19,7 @@ use crate::envelope::{
 };
 use crate::event::Standing;
 use crate::frame::{FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX};
+use crate::keepalive::Keepalive;
 use crate::key::ChangeId;
 use crate::message::{IssuedBytes, NotIssued};
 use crate::proto::{self, from_proxy, to_proxy};
@@ -27,7 +28,6 @@ use crate::query::StreamQueries;
 use crate::queue::EventSender;
 use crate::tap::{OpenTap, Tapped, Taps, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
-use crate::vigil::Vigil;
 use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
 
 /// A connection after its first message.
@@ -37,7 +37,7 @@ pub(super) struct Session<'a, W> {
     /// The events that the mesh owner has not taken yet.
     pending: Box<Pending>,
     events: &'a EventSender,
-    vigil: Vigil,
+    keepalive: Keepalive,
     /// The deadline for the response to the delta in flight.
     answer_by: Option<Instant>,
     renewal: Option<Renewal>,
@@ -85,12 +85,12 @@ impl Ending {
         match self {
             Self::Closed => Ok(()),
             Self::Goodbye(reason) => {
-                farewell(writer, &reason).await;
+                shutdown(writer, &reason).await;
                 Ok(())
             }
             Self::Failed(error @ ServeError::Io(_)) => Err(error),
             Self::Failed(error) => {
-                farewell(writer, &error.to_string()).await;
+                shutdown(writer, &error.to_string()).await;
                 Err(error)
             }
         }
@@ -98,11 +98,11 @@ impl Ending {
 }
 
 /// Sends a goodbye message within a bounded time; its delivery is not ensured.
-pub(super) async fn farewell<W: AsyncWrite + Unpin>(mut writer: FrameWriter<W>, reason: &str) {
+pub(super) async fn shutdown<W: AsyncWrite + Unpin>(mut writer: FrameWriter<W>, reason: &str) {
     let goodbye = to_proxy::Message::Goodbye(proto::Goodbye { reason: reason.to_owned() });
     let message = proto::ToProxy { message: Some(goodbye) };
     if writer.push(&message, MESSAGE_BYTES_MAX).is_ok() {
-        timeout(FAREWELL_WAIT, writer.finish()).await.ok();
+        timeout(SHUTDOWN_WAIT, writer.finish()).await.ok();
     }
 }
 
@@ -120,7 +120,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             publisher,
             pending,
             events,
-            vigil: Vigil::new(now),
+            keepalive: Keepalive::new(now),
             answer_by: None,
             renewal: None,
             renew_from: now,
@@ -154,7 +154,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             tokio::select! {
                 frame = read(reader, events.budget()), if room => {
                     let Some(message) = frame? else { return Ok(Ending::Closed) };
-                    self.vigil.heard(Instant::now());
+                    self.keepalive.heard(Instant::now());
                     self.receive(message)?;
                 }
                 place = events.place(), if self.pending.has_next(permitted) => {
@@ -183,12 +183,12 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
                 result = answered(&mut self.renewal) => self.certificate(result)?,
-                () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => self.ping(0)?,
+                () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.ping(0)?,
                 () = changed(&mut self.taps), if room => self.ping(0)?,
                 query = self.queries.next(), if room => {
                     self.send(to_proxy::Message::Query(query))?;
                 }
-                () = sleep_until(self.vigil.silent_at()) => return Err(ServeError::Silent),
+                () = sleep_until(self.keepalive.silent_at()) => return Err(ServeError::Silent),
                 () = until(self.answer_by) => return Err(ServeError::Unacknowledged),
             }
             self.publish()?;
@@ -348,7 +348,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 
     fn send(&mut self, message: to_proxy::Message) -> Result<(), ServeError> {
-        self.vigil.spoke(Instant::now());
+        self.keepalive.spoke(Instant::now());
         let message = proto::ToProxy { message: Some(message) };
         Ok(self.writer.push(&message, MESSAGE_BYTES_MAX)?)
     }
@@ -459,7 +459,7 @@ const TAPPED_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const TAPPED_BURST: Duration = Duration::from_secs(1);
 
 /// The maximum time for sending the last message.
-pub(super) const FAREWELL_WAIT: Duration = Duration::from_secs(2);
+pub(super) const SHUTDOWN_WAIT: Duration = Duration::from_secs(2);
 
 const SECOND_RENEWAL: &str = "a certificate request while another one is pending";
 

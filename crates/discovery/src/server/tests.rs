@@ -18,13 +18,13 @@ use crate::client::{FollowError, Follower, Request, follow};
 use crate::condition::ProxyReport;
 use crate::desired::WantedChange;
 use crate::fixture::{hello, named, service, update, world};
+use crate::keepalive::SILENCE_MAX;
 use crate::key::{ChangeId, ResourceKey};
 use crate::message::{InboundListener, IssuedBytes, NotIssued, Refusal, Update};
 use crate::queue::{EventSender, Queued, event_queue};
 use crate::server::session::RENEWAL_INTERVAL_MIN;
 use crate::subscriber::Subscriber;
 use crate::traffic::Traffic;
-use crate::vigil::SILENCE_MAX;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
 
@@ -80,7 +80,7 @@ fn text(event: &Event) -> String {
         Event::Traffic { traffic, .. } => format!("traffic of {:?}", traffic.span),
         Event::Certify { csr, .. } => format!("certify {csr:?}"),
         Event::Join(joining) => format!("join {}", joining.workload),
-        Event::Elsewhere { .. } | Event::PeerArrived | Event::PeerLeft { .. } => {
+        Event::OtherReplica { .. } | Event::PeerArrived | Event::PeerLeft { .. } => {
             panic!("of no proxy: {event:?}")
         }
         Event::Left { connection } => format!("left {connection}"),
@@ -118,7 +118,7 @@ impl Follower for Busy {
 }
 
 #[tokio::test(start_paused = true)]
-async fn traffic_is_told_as_often_as_asked_for_and_only_when_there_was_some() {
+async fn traffic_is_reported_as_often_as_asked_for_and_only_when_there_was_some() {
     let (near, far) = duplex(4096);
     let (sender, events) = queue();
     let server = serve(near, CONNECTION, sender, Some(Duration::from_secs(7)), Operators::new(1));
@@ -167,7 +167,7 @@ async fn a_proxy_that_tells_of_traffic_without_end_is_not_heard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_control_plane_that_does_not_ask_is_told_nothing() {
+async fn a_control_plane_that_does_not_ask_is_reported_nothing() {
     let (server, mut owner, far) = serving();
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
@@ -345,8 +345,8 @@ async fn against(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
     let proxy = async {
         // A server that has hung up does not read anymore.
         far.write_all(bytes).await.ok();
-        let mut told = Vec::new();
-        tokio::io::AsyncReadExt::read_to_end(&mut far, &mut told).await.ok();
+        let mut sent = Vec::new();
+        tokio::io::AsyncReadExt::read_to_end(&mut far, &mut sent).await.ok();
     };
     let script = async {
         let mut events = Vec::new();
@@ -451,8 +451,8 @@ async fn certificate_requests_in_quick_succession_are_refused() {
                 assert_eq!(owner.next().await, "certify [9]");
             }
             let frame = reader.next().await.unwrap().unwrap();
-            let told = format!("{:?}", proto::ToProxy::decode(frame).unwrap().message);
-            assert_eq!(told.contains("too frequent"), !passed_on, "{id}: {told}");
+            let sent = format!("{:?}", proto::ToProxy::decode(frame).unwrap().message);
+            assert_eq!(sent.contains("too frequent"), !passed_on, "{id}: {sent}");
             if !passed_on {
                 sleep(RENEWAL_INTERVAL_MIN).await;
             }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Endpoint, EndpointId, ObjectKey, Occupant, PortView, ServiceName, ServiceView, WeightedBackend,
-    Whereabouts, WorkloadName, WorkloadPlan,
+    AddressEntry, DnsRecord, Endpoint, EndpointId, ObjectKey, PortView, ServiceName, ServiceView,
+    WeightedBackend, WorkloadName, WorkloadPlan,
 };
 
 use crate::holdings::endpoints_of;
@@ -23,8 +23,8 @@ pub(super) struct Staging {
     gone: BTreeSet<ServiceName>,
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
     /// `None` for unsubscribed ones.
-    addresses: BTreeMap<IpAddr, Option<Arc<Occupant>>>,
-    names: BTreeMap<ServiceName, Option<Arc<Whereabouts>>>,
+    addresses: BTreeMap<IpAddr, Option<Arc<AddressEntry>>>,
+    names: BTreeMap<ServiceName, Option<Arc<DnsRecord>>>,
 }
 
 /// Endpoints of one service by port and workload; `None` for removed ones.
@@ -61,7 +61,7 @@ impl Staging {
     pub(super) fn addresses(
         &self,
         before: Option<&Update>,
-    ) -> Option<BTreeMap<IpAddr, Arc<Occupant>>> {
+    ) -> Option<BTreeMap<IpAddr, Arc<AddressEntry>>> {
         answers(&self.addresses, before.map(|before| &before.snapshot.addresses))
     }
 
@@ -69,7 +69,7 @@ impl Staging {
     pub(super) fn names(
         &self,
         before: Option<&Update>,
-    ) -> Option<BTreeMap<ServiceName, Arc<Whereabouts>>> {
+    ) -> Option<BTreeMap<ServiceName, Arc<DnsRecord>>> {
         answers(&self.names, before.map(|before| &before.snapshot.names))
     }
 
@@ -130,11 +130,11 @@ impl Staging {
             Resource::Service(view) => {
                 self.views.insert(view.name.clone(), view);
             }
-            Resource::Occupant(address, occupant) => {
-                self.addresses.insert(address, Some(Arc::new(occupant)));
+            Resource::AddressEntry(address, address_entry) => {
+                self.addresses.insert(address, Some(Arc::new(address_entry)));
             }
-            Resource::Whereabouts(name, whereabouts) => {
-                self.names.insert(name, Some(Arc::new(whereabouts)));
+            Resource::DnsRecord(name, dns_record) => {
+                self.names.insert(name, Some(Arc::new(dns_record)));
             }
             Resource::Endpoint(endpoint) => {
                 let EndpointId { service, port, workload } = endpoint.id.clone();
@@ -225,16 +225,16 @@ impl Staging {
 
 /// The resulting map after additions and removals; `None` without changes.
 fn answers<K: Ord + Clone, A: PartialEq>(
-    news: &BTreeMap<K, Option<Arc<A>>>,
+    update: &BTreeMap<K, Option<Arc<A>>>,
     old: Option<&BTreeMap<K, Arc<A>>>,
 ) -> Option<BTreeMap<K, Arc<A>>> {
     let differs =
         |(key, new): (&K, &Option<Arc<A>>)| old.and_then(|old| old.get(key)) != new.as_ref();
-    if !news.iter().any(differs) {
+    if !update.iter().any(differs) {
         return None;
     }
     let mut answers = old.cloned().unwrap_or_default();
-    for (key, new) in news {
+    for (key, new) in update {
         match new {
             // An equal value keeps its `Arc`.
             Some(new) if answers.get(key) == Some(new) => {}

@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(members.first(), company.authority.roots().certificates().first());
         assert_eq!(members.get(1), issued.chain.get(1), "and members trust it alone");
         let credential = Credential::new(key, issued).unwrap();
-        assert_eq!(credential.edition(), authority.edition());
+        assert_eq!(credential.ca_generation(), authority.ca_generation());
         assert!(authority == open(dir.path()).unwrap());
     }
 
@@ -246,7 +246,7 @@ mod tests {
         let before = credential(&one, None);
         let two = two.succeeding(&one, now());
         let after = credential(&two, None);
-        assert_ne!(before.edition(), after.edition());
+        assert_ne!(before.ca_generation(), after.ca_generation());
         for (client, server) in [(&before, &after), (&after, &before), (&after, &after)] {
             assert_eq!(refusals(client, server), (None, None));
         }
@@ -328,10 +328,10 @@ mod tests {
     #[test]
     fn what_would_be_refused_later_is_refused_now() {
         let company = World::new("cluster.local");
-        let stranger = intermediate(&company, |_| {});
+        let external_client = intermediate(&company, |_| {});
         let roots = World::new("cluster.local").authority.roots();
-        fs::write(stranger.path().join("ca.crt"), roots.to_pem()).unwrap();
-        let error = open(stranger.path()).unwrap_err();
+        fs::write(external_client.path().join("ca.crt"), roots.to_pem()).unwrap();
+        let error = open(external_client.path()).unwrap_err();
         assert!(matches!(error, AuthorityError::IssuerUseless(_)), "{error}");
         let leaf = intermediate(&company, |parameters| parameters.is_ca = IsCa::ExplicitNoCa);
         assert!(matches!(open(leaf.path()), Err(AuthorityError::Issuer)));

@@ -226,8 +226,9 @@ mod tests {
         }
         // A member must therefore not be two stages out of date.
         assert!(!meet(&settled, &switched) && !meet(&added, &retired));
-        let editions = [&settled, &added, &switched, &retired].map(|member| member.edition());
-        let different: std::collections::BTreeSet<u64> = editions.into();
+        let ca_generations =
+            [&settled, &added, &switched, &retired].map(|member| member.ca_generation());
+        let different: std::collections::BTreeSet<u64> = ca_generations.into();
         assert_eq!(different.len(), 4);
     }
 
@@ -235,14 +236,20 @@ mod tests {
     fn each_stage_can_be_taken_back() {
         let world = World::new("cluster.local");
         let rotation = rotation(&world);
-        let settled = member(&world).edition();
+        let settled = member(&world).ca_generation();
         rotation.add(now()).unwrap();
-        let added = member(&world).edition();
+        let added = member(&world).ca_generation();
         rotation.switch(now()).unwrap();
         rotation.back(now()).unwrap();
-        assert_eq!((member(&world).edition(), rotation.stage()), (added, RotationStage::Added));
+        assert_eq!(
+            (member(&world).ca_generation(), rotation.stage()),
+            (added, RotationStage::Added)
+        );
         rotation.back(now()).unwrap();
-        assert_eq!((member(&world).edition(), rotation.stage()), (settled, RotationStage::Settled));
+        assert_eq!(
+            (member(&world).ca_generation(), rotation.stage()),
+            (settled, RotationStage::Settled)
+        );
     }
 
     #[test]
@@ -252,20 +259,23 @@ mod tests {
         let copy = |from: &str, to: &str| {
             fs::copy(rotation.file(from), rotation.file(to)).unwrap();
         };
-        let settled = member(&world).edition();
+        let settled = member(&world).ca_generation();
         rotation.add(now()).unwrap();
-        let added = member(&world).edition();
+        let added = member(&world).ca_generation();
         // `switch`, interrupted before the new key takes its place.
         copy(KEY_FILE, FORMER_FILE);
         assert_eq!(rotation.stage(), RotationStage::Added);
         rotation.switch(now()).unwrap();
-        let switched = member(&world).edition();
+        let switched = member(&world).ca_generation();
         // `back`, interrupted before the former key takes its place.
         copy(KEY_FILE, NEXT_FILE);
         assert_eq!(rotation.stage(), RotationStage::Switched);
-        assert_eq!(member(&world).edition(), switched);
+        assert_eq!(member(&world).ca_generation(), switched);
         rotation.back(now()).unwrap();
-        assert_eq!((member(&world).edition(), rotation.stage()), (added, RotationStage::Added));
+        assert_eq!(
+            (member(&world).ca_generation(), rotation.stage()),
+            (added, RotationStage::Added)
+        );
         // `retire`, interrupted before the former key is removed: it cannot return, because no member trusts
         // it.
         rotation.switch(now()).unwrap();
@@ -286,7 +296,7 @@ mod tests {
         assert!(matches!(rotation.switch(now()), Err(AuthorityError::Stage(_))));
         rotation.back(now()).unwrap();
         assert_eq!(rotation.stage(), RotationStage::Settled);
-        assert_ne!(member(&world).edition(), settled);
+        assert_ne!(member(&world).ca_generation(), settled);
     }
 
     #[test]

@@ -299,7 +299,7 @@ fn refuses_a_peer_that_speaks_no_common_protocol() {
 }
 
 #[test]
-fn plaintext_is_told_from_broken_tls() {
+fn plaintext_is_reported_from_broken_tls() {
     let world = World::new("cluster.local");
     let (server, _) = good_pair(&world);
     for (first, expected) in [
@@ -373,9 +373,9 @@ fn one_port_serves_joining_and_members() {
     let server = join_server_config(&own, both).unwrap();
 
     let roots = world.authority.roots();
-    let newcomer = join_client_config(&roots, &control, &both[..1]).unwrap();
+    let joining = join_client_config(&roots, &control, &both[..1]).unwrap();
     for _ in 0..2 {
-        let connection = handshake(&newcomer, &server).server.unwrap();
+        let connection = handshake(&joining, &server).server.unwrap();
         assert_eq!(peer(connection.peer_certificates(), now()), Ok(None));
         assert_eq!(connection.alpn_protocol(), Some(both[0]));
         assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
@@ -395,15 +395,15 @@ fn one_port_serves_joining_and_members() {
 }
 
 #[test]
-fn a_newcomer_shows_nothing_to_a_false_control_plane() {
+fn a_slow_start_endpoint_shows_nothing_to_a_false_control_plane() {
     let (ours, theirs) = (World::new("cluster.local"), World::new("cluster.local"));
     let control = control_id(ours.authority.trust_domain());
-    let newcomer = join_client_config(&ours.authority.roots(), &control, ALPN).unwrap();
+    let joining = join_client_config(&ours.authority.roots(), &control, ALPN).unwrap();
     let member = ours.credential(&workload_id("ratings"));
     let foreign = theirs.credential(&control_workload(&control));
     for server in [member, foreign] {
         let server = join_server_config(&server, ALPN).unwrap();
-        refused_by_client(&handshake(&newcomer, &server), Reason::WrongIdentity);
+        refused_by_client(&handshake(&joining, &server), Reason::WrongIdentity);
     }
 }
 

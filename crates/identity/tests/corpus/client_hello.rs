@@ -17,13 +17,13 @@ use rustls::{ServerConfig, ServerConnection};
 ///
 /// A listener that passes TLS through finds the same server name in the same bytes, and must decide by then.
 pub(crate) fn check(bytes: &[u8]) {
-    let whole = Told::of(bytes, bytes.len().max(1));
+    let whole = Reported::of(bytes, bytes.len().max(1));
     assert!(whole.answer_bytes <= ANSWER_BYTES_MAX, "{} bytes", whole.answer_bytes);
     if whole.answered && bytes.first() != Some(&ALERT_RECORD) {
         assert_eq!(sniff(bytes), Sniffed::Tls);
     }
     for size in [1, 5, 64] {
-        let cut = Told::of(bytes, size);
+        let cut = Reported::of(bytes, size);
         assert_eq!((cut.answered, &cut.error), (whole.answered, &whole.error), "cut by {size}");
     }
     let passed = named(bytes, bytes.len().max(1));
@@ -53,11 +53,11 @@ pub(crate) fn named(bytes: &[u8], packet: usize) -> ClientHello {
 
 /// True if a sidecar continues the handshake that these bytes begin.
 pub(crate) fn is_answered(bytes: &[u8]) -> bool {
-    Told::of(bytes, bytes.len()).answered
+    Reported::of(bytes, bytes.len()).answered
 }
 
 /// The server's result for the first bytes.
-struct Told {
+struct Reported {
     answered: bool,
     answer_bytes: usize,
     error: Option<String>,
@@ -65,29 +65,29 @@ struct Told {
     name: Option<Option<String>>,
 }
 
-impl Told {
+impl Reported {
     fn of(bytes: &[u8], packet: usize) -> Self {
         let mut server = ServerConnection::new(config()).expect("a connection needs no peer");
-        let mut told = Self { answered: false, answer_bytes: 0, error: None, name: None };
+        let mut reported = Self { answered: false, answer_bytes: 0, error: None, name: None };
         for mut rest in bytes.chunks(packet) {
-            while !rest.is_empty() && told.error.is_none() {
+            while !rest.is_empty() && reported.error.is_none() {
                 server.read_tls(&mut rest).expect("memory can be read");
                 let state = server.process_new_packets();
-                told.error = state.err().map(|error| format!("{error:?}"));
+                reported.error = state.err().map(|error| format!("{error:?}"));
                 let mut answer = Vec::new();
                 while server.wants_write() {
                     server.write_tls(&mut answer).expect("memory can be written");
                 }
-                told.answered |= answer.starts_with(&[HANDSHAKE_RECORD]);
-                told.answer_bytes += answer.len();
-                if told.answered && told.name.is_none() {
-                    told.name = Some(server.server_name().map(str::to_owned));
+                reported.answered |= answer.starts_with(&[HANDSHAKE_RECORD]);
+                reported.answer_bytes += answer.len();
+                if reported.answered && reported.name.is_none() {
+                    reported.name = Some(server.server_name().map(str::to_owned));
                 }
             }
         }
         assert!(server.is_handshaking(), "nobody has shown a certificate");
         assert!(server.peer_certificates().is_none());
-        told
+        reported
     }
 }
 

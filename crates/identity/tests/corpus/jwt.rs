@@ -47,7 +47,7 @@ fn verify(token: &str, keys: &JwtKeys) -> bool {
     let issuer = unverified.issuer().map(str::to_owned);
     let expected = Expected {
         issuer: "https://issuer",
-        audiences: &[],
+        aud: &[],
         leeway: Duration::from_secs(10),
         max_age: None,
         requires_expiration: false,

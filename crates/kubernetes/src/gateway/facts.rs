@@ -31,7 +31,7 @@ pub(crate) struct Facts {
     /// By Deployment of a gateway: true if at least one of its pods is available.
     pub(crate) deployments: BTreeMap<Id, bool>,
     /// The Services of gateways.
-    pub(crate) entrances: BTreeMap<Id, Entrance>,
+    pub(crate) gateway_services: BTreeMap<Id, GatewayService>,
 }
 
 /// One fact, as read from an object.
@@ -45,7 +45,7 @@ pub(crate) enum Fact {
     Certificate(Result<GatewayCertificate, String>),
     Namespace(BTreeMap<String, String>),
     Deployment(bool),
-    Entrance(Entrance),
+    GatewayService(GatewayService),
 }
 
 /// The kind and name of a route.
@@ -260,7 +260,7 @@ pub(crate) struct GrantTo {
 
 /// The Service of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Entrance {
+pub(crate) struct GatewayService {
     pub(crate) is_load_balancer: bool,
     /// The addresses of the load balancer.
     pub(crate) ingress: Vec<Address>,

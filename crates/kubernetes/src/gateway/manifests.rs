@@ -3,7 +3,7 @@
 use leno_model::{GATEWAY_LABEL, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::resolve::Wish;
+use super::resolve::DesiredGateway;
 use crate::inject::{STATE, Settings, probe, scraping, token_directory, unprivileged, volumes};
 use crate::words::{
     GATEWAY_PART, HEALTH_PORT, INJECTION, MESHED, MESHED_BY_GATEWAY, PROXY_CONTAINER, PROXY_UID,
@@ -17,63 +17,63 @@ pub(super) fn object_name(account: &str) -> String {
 }
 
 /// Returns all objects of one gateway, in the order in which they are applied.
-pub(super) fn manifests(wish: &Wish, settings: &Settings) -> Vec<Value> {
+pub(super) fn manifests(desired: &DesiredGateway, settings: &Settings) -> Vec<Value> {
     vec![
         json!({
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": account_metadata(wish, &wish.account),
+            "metadata": account_metadata(desired, &desired.account),
             "automountServiceAccountToken": false,
         }),
-        service(wish),
-        deployment(wish, settings),
-        budget(wish),
+        service(desired),
+        deployment(desired, settings),
+        budget(desired),
     ]
 }
 
 /// Allows the eviction of one pod at a time. With a single replica it never blocks an eviction.
-fn budget(wish: &Wish) -> Value {
+fn budget(desired: &DesiredGateway) -> Value {
     json!({
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(wish, &object_name(&wish.account)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(wish)}},
+        "metadata": metadata(desired, &object_name(&desired.account)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(desired)}},
     })
 }
 
-fn service(wish: &Wish) -> Value {
+fn service(desired: &DesiredGateway) -> Value {
     let port = |port: &u16| {
         json!({
             "name": format!("port-{port}"), "port": port, "targetPort": port, "protocol": "TCP",
         })
     };
-    let ports: Vec<Value> = wish.ports.iter().map(port).collect();
+    let ports: Vec<Value> = desired.ports.iter().map(port).collect();
     let mut spec = json!({
-        "type": wish.service_type,
-        "selector": selector(wish),
+        "type": desired.service_type,
+        "selector": selector(desired),
         "ipFamilyPolicy": "PreferDualStack",
         "ports": ports,
     });
-    if let Some(address) = &wish.address
-        && wish.service_type == "LoadBalancer"
+    if let Some(address) = &desired.address
+        && desired.service_type == "LoadBalancer"
     {
         spec["loadBalancerIP"] = json!(address);
     }
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(wish, &object_name(&wish.account)),
+        "metadata": metadata(desired, &object_name(&desired.account)),
         "spec": spec,
     })
 }
 
-fn deployment(wish: &Wish, settings: &Settings) -> Value {
-    let name = object_name(&wish.account);
-    let mut labels = labels(wish);
+fn deployment(desired: &DesiredGateway, settings: &Settings) -> Value {
+    let name = object_name(&desired.account);
+    let mut labels = labels(desired);
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
     labels.insert(INJECTION.to_owned(), "disabled".into());
     // Annotations of the cluster's own domains affect pods, which permission to write Gateways must not allow.
-    let mut annotations = annotations(wish);
+    let mut annotations = annotations(desired);
     annotations.retain(|key, _| !is_below(key, &DOMAINS));
     if settings.metrics_from.is_some() {
         for (key, value) in scraping() {
@@ -83,25 +83,25 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
     json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(wish, &name),
+        "metadata": metadata(desired, &name),
         // The number of replicas is left to the user or an autoscaler; the default is one.
         "spec": {
             "revisionHistoryLimit": 3,
-            "selector": {"matchLabels": selector(wish)},
+            "selector": {"matchLabels": selector(desired)},
             "strategy": {
                 "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
             },
             "template": {
                 "metadata": {"labels": labels, "annotations": annotations},
                 "spec": {
-                    "serviceAccountName": wish.account,
+                    "serviceAccountName": desired.account,
                     "automountServiceAccountToken": false,
                     "terminationGracePeriodSeconds": 40,
                     "topologySpreadConstraints": [{
                         "maxSkew": 1,
                         "topologyKey": "kubernetes.io/hostname",
                         "whenUnsatisfiable": "ScheduleAnyway",
-                        "labelSelector": {"matchLabels": selector(wish)},
+                        "labelSelector": {"matchLabels": selector(desired)},
                     }],
                     "securityContext": {
                         "runAsNonRoot": true,
@@ -168,18 +168,18 @@ fn container(settings: &Settings) -> Value {
 }
 
 /// Returns metadata with the gateway as the owner, so that the object is deleted with it.
-fn metadata(wish: &Wish, name: &str) -> Value {
-    let GatewayName { namespace, name: gateway } = &wish.name;
+fn metadata(desired: &DesiredGateway, name: &str) -> Value {
+    let GatewayName { namespace, name: gateway } = &desired.name;
     json!({
         "name": name,
         "namespace": namespace.as_str(),
-        "labels": labels(wish),
-        "annotations": annotations(wish),
+        "labels": labels(desired),
+        "annotations": annotations(desired),
         "ownerReferences": [{
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "Gateway",
             "name": gateway.as_str(),
-            "uid": wish.uid,
+            "uid": desired.uid,
             "controller": true,
         }],
     })
@@ -187,11 +187,11 @@ fn metadata(wish: &Wish, name: &str) -> Value {
 
 /// Returns the metadata of the account, without labels and annotations of the Gateway's author: annotations of
 /// an account can grant permissions in clouds. The gateway's own label would select all objects that have it.
-fn account_metadata(wish: &Wish, name: &str) -> Value {
-    let mut metadata = metadata(wish, name);
+fn account_metadata(desired: &DesiredGateway, name: &str) -> Value {
+    let mut metadata = metadata(desired, name);
     metadata["labels"] = json!({
         "app.kubernetes.io/part-of": "leno",
-        GATEWAY_PART: wish.name.name.as_str(),
+        GATEWAY_PART: desired.name.name.as_str(),
     });
     metadata["annotations"] = json!({});
     metadata
@@ -207,20 +207,20 @@ pub(super) fn is_below(key: &str, domains: &[&str]) -> bool {
 }
 
 /// Returns the author's labels, overridden by ours.
-fn labels(wish: &Wish) -> Map<String, Value> {
-    let wanted = wish.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
+fn labels(desired: &DesiredGateway) -> Map<String, Value> {
+    let wanted = desired.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
     let mut labels: Map<String, Value> = wanted.collect();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".into());
-    labels.extend(selector(wish));
+    labels.extend(selector(desired));
     labels
 }
 
-fn annotations(wish: &Wish) -> Map<String, Value> {
-    wish.annotations.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
+fn annotations(desired: &DesiredGateway) -> Map<String, Value> {
+    desired.annotations.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
 }
 
-fn selector(wish: &Wish) -> Map<String, Value> {
-    let name = wish.name.name.as_str();
+fn selector(desired: &DesiredGateway) -> Map<String, Value> {
+    let name = desired.name.name.as_str();
     let pair = |key: &str| (key.to_owned(), Value::from(name));
     Map::from_iter([pair(GATEWAY_LABEL), pair(GATEWAY_PART)])
 }
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn what_runs_for_a_gateway() {
-        let wish = Wish {
+        let desired = DesiredGateway {
             name: "shop/edge".parse().unwrap(),
             account: "leno-gateway-edge".to_owned(),
             uid: "u-1".to_owned(),
@@ -257,7 +257,7 @@ mod tests {
         let metrics_from = "10.0.0.0/8".parse().ok();
         let settings = Settings::new(image, system, domain, "ROOTS".to_owned());
         let settings = Settings { metrics_from, ..settings };
-        let text = format!("{:#}\n", json!(manifests(&wish, &settings)));
+        let text = format!("{:#}\n", json!(manifests(&desired, &settings)));
         expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);
     }
 }

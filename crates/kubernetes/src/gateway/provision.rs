@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
 use super::manifests::manifests;
-use super::resolve::Wish;
+use super::resolve::DesiredGateway;
 use crate::api::ApiError;
 use crate::inject::Settings;
 use crate::install::Addressed;
@@ -26,10 +26,10 @@ use crate::words::GATEWAY_PART;
 pub async fn provision(
     client: Client,
     settings: watch::Receiver<Settings>,
-    wishes: watch::Receiver<Arc<Vec<Wish>>>,
+    desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
     leading: watch::Receiver<bool>,
 ) {
-    Maker { client, made: HashMap::new() }.run(settings, wishes, leading).await;
+    Maker { client, made: HashMap::new() }.run(settings, desired, leading).await;
 }
 
 struct Maker {
@@ -39,7 +39,7 @@ struct Maker {
 
 /// The last attempt to apply the objects of a gateway.
 struct Made {
-    wish: Wish,
+    desired: DesiredGateway,
     settings: Settings,
     at: Instant,
     /// The number of consecutive attempts with the same desired state.
@@ -52,89 +52,91 @@ impl Maker {
     async fn run(
         mut self,
         mut settings: watch::Receiver<Settings>,
-        mut wishes: watch::Receiver<Arc<Vec<Wish>>>,
+        mut desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
         mut leading: watch::Receiver<bool>,
     ) {
         let mut again = interval(AGAIN_EVERY);
         loop {
             tokio::select! {
-                Ok(()) = wishes.changed() => {}
+                Ok(()) = desired.changed() => {}
                 Ok(()) = settings.changed() => {}
                 Ok(()) = leading.changed() => {}
                 _ = again.tick() => {}
             }
-            let batch = Arc::clone(&wishes.borrow_and_update());
+            let batch = Arc::clone(&desired.borrow_and_update());
             let settings = settings.borrow_and_update().clone();
             if !*leading.borrow_and_update() {
                 // Another leader may apply different objects in the meantime.
                 self.made.clear();
                 continue;
             }
-            self.made.retain(|name, _| batch.iter().any(|wish| wish.name == *name));
-            for wish in batch.iter() {
+            self.made.retain(|name, _| batch.iter().any(|desired| desired.name == *name));
+            for desired in batch.iter() {
                 if !*leading.borrow() {
                     break;
                 }
-                if self.is_due(wish, &settings) {
-                    self.make(wish, &settings).await;
-                } else if let Some(made) = self.made.get_mut(&wish.name) {
-                    made.wish.incomplete = wish.incomplete;
+                if self.is_due(desired, &settings) {
+                    self.make(desired, &settings).await;
+                } else if let Some(made) = self.made.get_mut(&desired.name) {
+                    made.desired.incomplete = desired.incomplete;
                 }
             }
         }
     }
 
-    fn is_due(&self, wish: &Wish, settings: &Settings) -> bool {
-        let Some(made) = self.made.get(&wish.name) else { return true };
+    fn is_due(&self, desired: &DesiredGateway, settings: &Settings) -> bool {
+        let Some(made) = self.made.get(&desired.name) else { return true };
         // An object was deleted.
-        let is_gone = wish.incomplete && !made.wish.incomplete;
-        let is_same = Wish { incomplete: wish.incomplete, ..made.wish.clone() } == *wish
+        let is_gone = desired.incomplete && !made.desired.incomplete;
+        let is_same = DesiredGateway { incomplete: desired.incomplete, ..made.desired.clone() }
+            == *desired
             && made.settings == *settings;
         // Back off while another client deletes the objects repeatedly or the API server rejects them.
         let again = AGAIN_EVERY.saturating_mul(1 << made.times.min(5)).min(WHOLE_AGAIN);
-        let patience = match wish.incomplete || made.refused.is_some() {
+        let max_wait = match desired.incomplete || made.refused.is_some() {
             true if is_gone && made.times == 0 => Duration::ZERO,
             true => again,
             false => WHOLE_AGAIN,
         };
-        !is_same || made.at.elapsed() >= patience
+        !is_same || made.at.elapsed() >= max_wait
     }
 
-    async fn make(&mut self, wish: &Wish, settings: &Settings) {
+    async fn make(&mut self, desired: &DesiredGateway, settings: &Settings) {
         let mut refused = None;
-        for manifest in manifests(wish, settings) {
-            if let Err(why) = apply(&self.client, wish, &manifest).await {
+        for manifest in manifests(desired, settings) {
+            if let Err(why) = apply(&self.client, desired, &manifest).await {
                 refused = Some(why);
                 break;
             }
         }
-        let before = self.made.get(&wish.name);
+        let before = self.made.get(&desired.name);
         let known = before.and_then(|made| made.refused.as_ref());
         let is_same = |made: &Made| {
             made.at.elapsed() < WHOLE_AGAIN * 2
                 && made.settings == *settings
-                && Wish { incomplete: wish.incomplete, ..made.wish.clone() } == *wish
+                && DesiredGateway { incomplete: desired.incomplete, ..made.desired.clone() }
+                    == *desired
         };
         let times = before.filter(|made| is_same(made)).map_or(0, |made| made.times + 1);
         if let Some(why) = &refused
             && known != Some(why)
         {
-            tracing::warn!(gateway = %wish.name, why, "cannot create the objects of a gateway");
-            self.tell(wish, why).await;
+            tracing::warn!(gateway = %desired.name, why, "cannot create the objects of a gateway");
+            self.tell(desired, why).await;
         }
-        let (wish, settings) = (wish.clone(), settings.clone());
+        let (desired, settings) = (desired.clone(), settings.clone());
         let at = Instant::now();
-        self.made.insert(wish.name.clone(), Made { wish, settings, at, times, refused });
+        self.made.insert(desired.name.clone(), Made { desired, settings, at, times, refused });
     }
 
     /// Reports an error as an event of the Gateway.
-    async fn tell(&self, wish: &Wish, why: &str) {
+    async fn tell(&self, desired: &DesiredGateway, why: &str) {
         let gateway = ObjectReference {
             api_version: Some("gateway.networking.k8s.io/v1".to_owned()),
             kind: Some("Gateway".to_owned()),
-            name: Some(wish.name.name.to_string()),
-            namespace: Some(wish.name.namespace.to_string()),
-            uid: Some(wish.uid.clone()),
+            name: Some(desired.name.name.to_string()),
+            namespace: Some(desired.name.namespace.to_string()),
+            uid: Some(desired.uid.clone()),
             ..ObjectReference::default()
         };
         event::warn(&self.client, &gateway, ("NotMade", "Make"), why).await;
@@ -142,7 +144,7 @@ impl Maker {
 }
 
 /// Applies a manifest. An existing object is changed only if this very gateway owns it.
-async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), String> {
+async fn apply(client: &Client, desired: &DesiredGateway, manifest: &Value) -> Result<(), String> {
     let Addressed { object, name, api } =
         Addressed::of(client, manifest).map_err(|error| error.to_string())?;
     let failed = |error: ApiError| format!("{object}: {error}");
@@ -151,7 +153,7 @@ async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), Str
     // meanwhile.
     let mut parameters = PatchParams::apply(FIELD_MANAGER);
     if let Some(known) = api.get_opt(&name).await.map_err(failed)? {
-        if !is_of(wish, &known.metadata) {
+        if !is_of(desired, &known.metadata) {
             return Err(format!(
                 "{object} exists and is not managed by Leno: rename it, or the Gateway"
             ));
@@ -164,11 +166,11 @@ async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), Str
 }
 
 /// Returns true if an object belongs to this gateway, and not to an earlier one of the same name.
-fn is_of(wish: &Wish, meta: &ObjectMeta) -> bool {
+fn is_of(desired: &DesiredGateway, meta: &ObjectMeta) -> bool {
     let label = meta.labels.as_ref().and_then(|labels| labels.get(GATEWAY_PART));
     let mut owners = meta.owner_references.iter().flatten();
-    label.is_some_and(|label| *label == wish.name.name.as_str())
-        && owners.any(|owner| owner.kind == "Gateway" && owner.uid == wish.uid)
+    label.is_some_and(|label| *label == desired.name.name.as_str())
+        && owners.any(|owner| owner.kind == "Gateway" && owner.uid == desired.uid)
 }
 
 const FIELD_MANAGER: &str = "leno-gateway";
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn only_objects_of_this_very_gateway_are_ours() {
-        let wish = Wish {
+        let desired = DesiredGateway {
             name: "shop/edge".parse().unwrap(),
             account: "leno-gateway-edge".to_owned(),
             uid: "u-1".to_owned(),
@@ -201,10 +203,10 @@ mod tests {
             let meta = json!({"labels": {GATEWAY_PART: gateway}, "ownerReferences": [owner]});
             serde_json::from_value::<ObjectMeta>(meta).unwrap()
         };
-        assert!(is_of(&wish, &meta("edge", "u-1")));
-        assert!(!is_of(&wish, &meta("edge", "u-0")));
-        assert!(!is_of(&wish, &meta("other", "u-1")));
-        assert!(!is_of(&wish, &ObjectMeta { owner_references: None, ..meta("edge", "u-1") }));
-        assert!(!is_of(&wish, &ObjectMeta::default()));
+        assert!(is_of(&desired, &meta("edge", "u-1")));
+        assert!(!is_of(&desired, &meta("edge", "u-0")));
+        assert!(!is_of(&desired, &meta("other", "u-1")));
+        assert!(!is_of(&desired, &ObjectMeta { owner_references: None, ..meta("edge", "u-1") }));
+        assert!(!is_of(&desired, &ObjectMeta::default()));
     }
 }

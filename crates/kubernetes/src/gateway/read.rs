@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::facts::{
-    Address, Class, Entrance, Fact, GATEWAY_GROUP, GatewayFacts, GoodRoute, Grant, RouteFacts,
-    Strange,
+    Address, Class, Fact, GATEWAY_GROUP, GatewayFacts, GatewayService, GoodRoute, Grant,
+    RouteFacts, Strange,
 };
 use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
 
@@ -213,7 +213,7 @@ pub(crate) fn served(service: &Service) -> Fact {
     });
     let cluster = spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
     let cluster = cluster.filter(|ip| *ip != "None").map(|ip| Address::ip(ip));
-    Fact::Entrance(Entrance {
+    Fact::GatewayService(GatewayService {
         is_load_balancer,
         ingress: ingress.collect(),
         cluster: cluster.collect(),

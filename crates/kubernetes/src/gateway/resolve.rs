@@ -30,12 +30,12 @@ pub(crate) struct Resolved {
     pub(crate) parents: BTreeMap<RouteId, Vec<ParentSaid>>,
     /// The services to which gateways route.
     pub(crate) backends: BTreeSet<ServiceName>,
-    pub(crate) wishes: Vec<Wish>,
+    pub(crate) desired: Vec<DesiredGateway>,
 }
 
 /// The desired objects of one gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct DesiredGateway {
     pub(crate) name: GatewayName,
     /// The account of its proxies.
     pub(crate) account: String,
@@ -130,7 +130,7 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved.said.insert(id.clone(), said(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.wishes.push(wish(facts, &side, (name.clone(), account), numbers));
+            resolved.desired.push(desired(facts, &side, (name.clone(), account), numbers));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
@@ -160,7 +160,7 @@ impl Resolved {
         if let Some(said) = before.said.get(id) {
             self.said.insert(id.clone(), said.clone());
         }
-        self.wishes.extend(before.wishes.iter().find(|wish| wish.name == name).cloned());
+        self.desired.extend(before.desired.iter().find(|desired| desired.name == name).cloned());
         if let Some(gateway) = before.gateways.get(&name) {
             self.gateways.insert(name, gateway.clone());
         }
@@ -411,10 +411,10 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
 /// Returns the addresses of a gateway, and the reason that a requested or expected one is missing.
 fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
     let object = side.object();
-    let entrance = facts.entrances.get(&object).cloned().unwrap_or_default();
-    let mut there = match entrance.is_load_balancer {
-        true => entrance.ingress,
-        false => entrance.cluster,
+    let gateway_service = facts.gateway_services.get(&object).cloned().unwrap_or_default();
+    let mut there = match gateway_service.is_load_balancer {
+        true => gateway_service.ingress,
+        false => gateway_service.cluster,
     };
     let wanted: Vec<&Address> =
         side.facts.spec.addresses.iter().filter(|address| !address.value.is_empty()).collect();
@@ -444,16 +444,16 @@ fn is_same(one: &Address, other: &Address) -> bool {
     one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
 }
 
-fn wish(
+fn desired(
     facts: &Facts,
     side: &Side<'_>,
     (name, account): (GatewayName, String),
     ports: Vec<u16>,
-) -> Wish {
+) -> DesiredGateway {
     let object = side.object();
     let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
     let infrastructure = &side.facts.spec.infrastructure;
-    Wish {
+    DesiredGateway {
         name,
         account,
         uid: side.facts.uid.clone(),
@@ -463,7 +463,7 @@ fn wish(
         service_type: side.service_type,
         address: wanted.map(|address| address.value.clone()),
         incomplete: !facts.deployments.contains_key(&object)
-            || !facts.entrances.contains_key(&object),
+            || !facts.gateway_services.contains_key(&object),
     }
 }
 

@@ -10,7 +10,7 @@ use leno_model::{GatewayCertificate, Serves, Service, ServiceName};
 use leno_registry::{ServedKind, served_kinds};
 use serde_json::{Value, json};
 
-use super::facts::{Class, Entrance, Fact, RouteId};
+use super::facts::{Class, Fact, GatewayService, RouteId};
 use super::*;
 use crate::read::ServiceReading;
 use crate::source::Id;
@@ -117,8 +117,9 @@ impl World {
         let object = id("infra", "leno-gateway-edge");
         self.facts.deployments.insert(object.clone(), true);
         let ingress = vec![Address::ip("192.0.2.7")];
-        let entrance = Entrance { is_load_balancer: true, ingress, cluster: Vec::new() };
-        self.facts.entrances.insert(object, entrance);
+        let gateway_service =
+            GatewayService { is_load_balancer: true, ingress, cluster: Vec::new() };
+        self.facts.gateway_services.insert(object, gateway_service);
     }
 
     fn resolve(&self) -> Resolved {

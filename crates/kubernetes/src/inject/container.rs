@@ -4,17 +4,17 @@ use leno_model::ClientRanges;
 use serde_json::{Map, Value, json};
 
 use super::Settings;
+use super::options::SidecarOptions;
 use super::probe::Probes;
-use super::wishes::Wishes;
 use crate::words::{
     HEALTH_PORT, INTERCEPT_CONTAINER, PROBES_VARIABLE, PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE,
-    TOKEN_AUDIENCE, TOKEN_PATH,
+    TOKEN_AUD, TOKEN_PATH,
 };
 
 /// The inputs from which a sidecar container is built.
 pub(super) struct Sidecar<'a> {
     pub(super) settings: &'a Settings,
-    pub(super) wishes: &'a Wishes,
+    pub(super) options: &'a SidecarOptions,
     pub(super) probes: &'a Probes,
 }
 
@@ -33,16 +33,16 @@ impl Sidecar<'_> {
         };
         json!({
             "name": INTERCEPT_CONTAINER,
-            "image": self.wishes.image,
+            "image": self.options.image,
             "args": args,
-            "resources": self.wishes.resources.to_json(),
+            "resources": self.options.resources.to_json(),
             "securityContext": context,
         })
     }
 
     /// Returns the options of `leno intercept` for this pod.
     pub(super) fn options(&self) -> Vec<String> {
-        let exclusions = &self.wishes.exclusions;
+        let exclusions = &self.options.exclusions;
         let mut args = Vec::new();
         let mut add = |option: &str, values: String| {
             if !values.is_empty() {
@@ -54,7 +54,7 @@ impl Sidecar<'_> {
         add("exclude-outbound-ranges", joined(&exclusions.outbound_ranges));
         add("include-outbound-ranges", joined(&exclusions.included_ranges));
         add("exclude-interfaces", joined(&exclusions.interfaces));
-        if self.wishes.dns {
+        if self.options.dns {
             args.push("--dns".to_owned());
         }
         args
@@ -84,17 +84,17 @@ impl Sidecar<'_> {
     fn container(&self) -> Value {
         let mut container = self.basic();
         let Some(arguments) = container["args"].as_array_mut() else { return container };
-        if self.wishes.dns {
+        if self.options.dns {
             arguments.push(json!("--dns"));
         }
-        if self.wishes.scraped {
+        if self.options.scraped {
             let clients = self.settings.metrics_from.clone().unwrap_or(ClientRanges::Any);
             arguments.push(format!("--metrics-from={clients}").into());
         }
-        if let Some(upgrades) = &self.wishes.upgrades {
+        if let Some(upgrades) = &self.options.upgrades {
             arguments.push(format!("--upgrades={upgrades}").into());
         }
-        if let Some(metrics) = &self.wishes.application_metrics {
+        if let Some(metrics) = &self.options.application_metrics {
             arguments.extend([json!("--application-metrics"), json!(metrics)]);
         }
         container
@@ -103,7 +103,7 @@ impl Sidecar<'_> {
     fn basic(&self) -> Value {
         json!({
             "name": PROXY_CONTAINER,
-            "image": self.wishes.image,
+            "image": self.options.image,
             "args": [
                 "proxy",
                 "--workload", "$(POD_NAMESPACE)/$(POD_NAME)",
@@ -117,7 +117,7 @@ impl Sidecar<'_> {
             ],
             "env": self.environment(),
             "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
-            "resources": self.wishes.resources.to_json(),
+            "resources": self.options.resources.to_json(),
             "securityContext": unprivileged(PROXY_UID),
             "startupProbe": probe("/readyz", (1, 60)),
             "livenessProbe": probe("/livez", (10, 3)),
@@ -161,7 +161,7 @@ pub(crate) fn unprivileged(user: u32) -> Value {
 /// token.
 pub(crate) fn volumes() -> [Value; 2] {
     let token = json!({"serviceAccountToken": {
-        "audience": TOKEN_AUDIENCE,
+        "audience": TOKEN_AUD,
         "expirationSeconds": TOKEN_SECONDS,
         "path": TOKEN_PATH.rsplit('/').next(),
     }});

@@ -7,7 +7,7 @@ use leno_model::{Floor, repository_of};
 use serde_json::Value;
 
 use super::annotation::{InjectError, Of, of_pod, switch};
-use super::wishes::wanted_image;
+use super::options::wanted_image;
 use super::{Demand, NamespaceFacts, Settings, Skip, is_ours};
 use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 

@@ -12,12 +12,12 @@ pub struct Injected {
     /// The manifest, with sidecars.
     pub manifest: Value,
     /// For each object with a pod template: its kind and name, and the outcome.
-    pub told: Vec<(String, Told)>,
+    pub reported: Vec<(String, Annotated)>,
 }
 
 /// The outcome for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum Annotated {
     /// Its pods have sidecars, with warnings.
     Injected(Vec<String>),
     /// The object is unchanged.
@@ -43,19 +43,19 @@ pub fn inject_manifest(
     namespaces: &BTreeMap<String, NamespaceFacts>,
     settings: &Settings,
 ) -> Result<Injected, (String, InjectError)> {
-    let mut told = Vec::new();
-    visit(&mut manifest, (namespaces, settings), &mut told)?;
-    Ok(Injected { manifest, told })
+    let mut reported = Vec::new();
+    visit(&mut manifest, (namespaces, settings), &mut reported)?;
+    Ok(Injected { manifest, reported })
 }
 
 fn visit(
     object: &mut Value,
     known: (&BTreeMap<String, NamespaceFacts>, &Settings),
-    told: &mut Vec<(String, Told)>,
+    reported: &mut Vec<(String, Annotated)>,
 ) -> Result<(), (String, InjectError)> {
     if is_list(object) {
         for item in object["items"].as_array_mut().into_iter().flatten() {
-            visit(item, known, told)?;
+            visit(item, known, reported)?;
         }
         return Ok(());
     }
@@ -70,9 +70,9 @@ fn visit(
     match inject(template, demand, settings).map_err(|error| (name.clone(), error))? {
         Outcome::Injected { pod, warnings } => {
             *template = pod;
-            told.push((name, Told::Injected(warnings)));
+            reported.push((name, Annotated::Injected(warnings)));
         }
-        Outcome::Skipped(skip) => told.push((name, Told::Skipped(skip))),
+        Outcome::Skipped(skip) => reported.push((name, Annotated::Skipped(skip))),
     }
     Ok(())
 }

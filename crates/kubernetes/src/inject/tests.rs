@@ -21,15 +21,15 @@ fn with_a_network_plugin_no_container_has_privileges() {
         let outcome = inject(&pod, Demand::Person(None), &settings).unwrap();
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let first = &pod["spec"]["initContainers"][0];
-        let told = &pod["metadata"]["annotations"]["leno.dev/intercept"];
+        let reported = &pod["metadata"]["annotations"]["leno.dev/intercept"];
         if by_plugin {
             assert_eq!(first["args"], json!(["intercept", "--verify"]));
             assert_eq!(first["securityContext"]["runAsNonRoot"], true);
             assert_eq!(first["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
-            assert_eq!(*told, "--exclude-outbound-ports=25");
+            assert_eq!(*reported, "--exclude-outbound-ports=25");
         } else {
             assert_eq!(first["args"], json!(["intercept", "--exclude-outbound-ports=25"]));
-            assert!(told.is_null(), "{told}");
+            assert!(reported.is_null(), "{reported}");
         }
     }
 }
@@ -363,7 +363,7 @@ fn annotations_that_cannot_be_read_are_refused() {
         pod["metadata"]["annotations"][key] = json!(value);
         inject(&pod, Demand::Person(None), &settings()).unwrap_err().to_string()
     };
-    let told: Vec<String> = [
+    let reported: Vec<String> = [
         "leno.dev/outbound-port-exclusion-list=80,http",
         "openservicemesh.io/inbound-port-exclusion-list=0",
         "flomesh.io/outbound-ip-range-exclusion-list=10.0.0.0/33",
@@ -381,7 +381,7 @@ fn annotations_that_cannot_be_read_are_refused() {
             "pod: annotation `flomesh.io/sidecar-resource-limits-cpu`: `much` is not a quantity; use one such as 100m or 64Mi",
         ]
     "#]]
-    .assert_debug_eq(&told);
+    .assert_debug_eq(&reported);
 }
 
 #[test]
@@ -524,7 +524,7 @@ fn owned(texts: &[&str]) -> Vec<String> {
 #[test]
 fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
     let wanted = namespace("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
-    let told = |annotations: &str| {
+    let reported = |annotations: &str| {
         let annotations = format!("prometheus.io/scrape=true {annotations}");
         let pod = pod("", &annotations);
         let Ok(Outcome::Injected { pod, .. }) =
@@ -544,16 +544,16 @@ fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
     let ours = |of_application: &str| {
         (Some(of_application.to_owned()), "15020".to_owned(), "/metrics".to_owned())
     };
-    assert_eq!(told("prometheus.io/port=9102"), ours("9102/metrics"));
-    assert_eq!(told("prometheus.io/port=9102 prometheus.io/path=/a/b"), ours("9102/a/b"));
+    assert_eq!(reported("prometheus.io/port=9102"), ours("9102/metrics"));
+    assert_eq!(reported("prometheus.io/port=9102 prometheus.io/path=/a/b"), ours("9102/a/b"));
     for (left_alone, port) in [
         ("prometheus.io/port=x", "x"),
         ("prometheus.io/port=9102 prometheus.io/scheme=https", "9102"),
         ("prometheus.io/port=9102 prometheus.io/path=/$(HOME)", "9102"),
         ("prometheus.io/port=15020", "15020"),
     ] {
-        let (flag, told, _) = told(left_alone);
-        assert_eq!((flag, told.as_str()), (None, port), "{left_alone}");
+        let (flag, reported, _) = reported(left_alone);
+        assert_eq!((flag, reported.as_str()), (None, port), "{left_alone}");
     }
 }
 
@@ -568,9 +568,10 @@ fn manifests_of_every_kind_get_sidecars() {
          "spec": {"containers": []}},
         {"kind": "Service", "metadata": {"name": "d"}},
     ]});
-    let Injected { manifest, told } =
+    let Injected { manifest, reported } =
         inject_manifest(manifest, &BTreeMap::new(), &settings()).unwrap();
-    let told: Vec<String> = told.iter().map(|(name, told)| format!("{name}: {told:?}")).collect();
+    let reported: Vec<String> =
+        reported.iter().map(|(name, reported)| format!("{name}: {reported:?}")).collect();
     expect![[r#"
         [
             "Deployment a: Injected([])",
@@ -578,7 +579,7 @@ fn manifests_of_every_kind_get_sidecars() {
             "Pod c: Skipped(Disabled)",
         ]
     "#]]
-    .assert_debug_eq(&told);
+    .assert_debug_eq(&reported);
     let pointer = "/items/1/spec/jobTemplate/spec/template/metadata/labels/leno.dev~1meshed";
     assert_eq!(manifest.pointer(pointer), Some(&json!("sidecar")));
     let wrong = json!({"kind": "Job", "metadata": {"name": "e"}, "spec": {}});

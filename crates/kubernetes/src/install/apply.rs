@@ -87,27 +87,27 @@ impl InstallError {
 pub async fn apply(
     client: &Client,
     manifests: &[Value],
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     for manifest in manifests {
         let Addressed { object, name, api } = Addressed::of(client, manifest)?;
         if is_of_another_mesh(client, manifest, &name).await? {
-            told(Step { object, done: "exists already" });
+            reported(Step { object, done: "exists already" });
             continue;
         }
         let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
         if applied.as_ref().is_err_and(|error| error.code() == Some(NOT_FOUND))
             && let Some(done) = left_out(manifest)
         {
-            told(Step { object, done });
+            reported(Step { object, done });
             continue;
         }
         applied.map_err(|error| InstallError::of("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
             wait_for_kind(client, &name).await?;
         }
-        told(Step { object, done: "applied" });
+        reported(Step { object, done: "applied" });
     }
     Ok(())
 }
@@ -187,7 +187,7 @@ pub(super) fn lacking(deployment: &Deployment) -> Option<String> {
 fn trouble(pod: &Pod) -> Option<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let status = pod.status.as_ref()?;
-    let told = |reason: Option<&str>, message: Option<&str>| {
+    let reported = |reason: Option<&str>, message: Option<&str>| {
         let reason = reason.unwrap_or("not ready");
         Some(match message.filter(|message| !message.is_empty()) {
             Some(message) => format!("pod {name}: {reason}: {message}"),
@@ -197,14 +197,14 @@ fn trouble(pod: &Pod) -> Option<String> {
     for container in status.container_statuses.iter().flatten() {
         let state = container.state.as_ref();
         if let Some(waiting) = state.and_then(|state| state.waiting.as_ref()) {
-            return told(waiting.reason.as_deref(), waiting.message.as_deref());
+            return reported(waiting.reason.as_deref(), waiting.message.as_deref());
         }
         if let Some(ended) = state.and_then(|state| state.terminated.as_ref()) {
-            return told(ended.reason.as_deref(), ended.message.as_deref());
+            return reported(ended.reason.as_deref(), ended.message.as_deref());
         }
     }
     let unmet = status.conditions.iter().flatten().find(|condition| condition.status == "False");
-    unmet.and_then(|it| told(it.reason.as_deref(), it.message.as_deref()))
+    unmet.and_then(|it| reported(it.reason.as_deref(), it.message.as_deref()))
 }
 
 /// Waits until pods get sidecars, which means that the API server trusts and reaches the webhook. Uses a dry
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_pod_back_is_told() {
+    fn what_keeps_a_pod_back_is_reported() {
         let pod = |status: Value| -> Pod {
             serde_json::from_value(json!({"metadata": {"name": "a"}, "status": status})).unwrap()
         };
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_is_told_what_to_do() {
+    fn who_may_not_is_reported_what_to_do() {
         let error = ApiError::Rejected { code: 403, message: "forbidden: user bob".to_owned() };
         expect_test::expect![[r#"
             "not permitted to apply ClusterRole leno-control: forbidden: user bob; run it with the permissions of cluster-admin, or have an administrator apply the output of `leno install` without --apply""#]]

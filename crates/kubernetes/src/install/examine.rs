@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_told_apart() {
+    fn versions_are_reported_apart() {
         let verdict = |minor: &str| match of_version("1", minor) {
             Finding::Well(_) => "well",
             Finding::Odd(_) => "odd",
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn old_kernels_are_told_apart() {
+    fn old_kernels_are_reported_apart() {
         for (version, expected) in [
             ("4.19.0-26-amd64", true),
             ("5.1.21", true),
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_are_far_apart_are_told() {
+    fn clocks_that_are_far_apart_are_reported() {
         assert!(matches!(skew(Duration::from_secs(5)), Finding::Well(_)));
         assert!(matches!(skew(Duration::from_secs(500)), Finding::Wrong(_)));
     }

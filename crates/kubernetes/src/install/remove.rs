@@ -85,7 +85,7 @@ pub fn lease(namespace: &str) -> Value {
 pub async fn remove(
     client: &Client,
     removals: &[Value],
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     for manifest in removals {
         let Addressed { object, name, api } = Addressed::of(client, manifest)?;
@@ -105,7 +105,7 @@ pub async fn remove(
             Err(error) if error.code() == Some(NOT_FOUND) => "does not exist",
             Err(error) => return Err(InstallError::of("remove", &object, error)),
         };
-        told(Step { object, done });
+        reported(Step { object, done });
     }
     Ok(())
 }
@@ -117,7 +117,7 @@ pub async fn remove(
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn remove_gateways(
     client: &Client,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     for (version, kind) in [
         ("apps/v1", "Deployment"),
@@ -136,7 +136,7 @@ pub async fn remove_gateways(
             let (name, namespace) = (found.name_any(), found.namespace());
             let metadata = json!({"name": name, "namespace": namespace});
             let manifest = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
-            remove(client, &[manifest], &mut told).await?;
+            remove(client, &[manifest], &mut reported).await?;
         }
     }
     Ok(())
@@ -149,7 +149,7 @@ pub async fn remove_gateways(
 pub async fn withdraw(
     client: &Client,
     but: &BTreeSet<Name>,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     // Neither grants permissions without the other, so the order does not matter.
     for kind in ["RoleBinding", "Role"] {
@@ -166,7 +166,7 @@ pub async fn withdraw(
             }
             let mut manifest = described.clone();
             manifest["metadata"] = json!({"name": ACCESS_CERTS, "namespace": namespace});
-            remove(client, &[manifest], &mut told).await?;
+            remove(client, &[manifest], &mut reported).await?;
         }
     }
     Ok(())
@@ -178,7 +178,7 @@ pub async fn withdraw(
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_gateways(
     client: &Client,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     for kind in ["ClusterRoleBinding", "ClusterRole"] {
         let manifest = json!({
@@ -186,7 +186,7 @@ pub async fn withdraw_gateways(
             "kind": kind,
             "metadata": {"name": GATEWAYS},
         });
-        remove_ours(client, manifest, &mut told).await?;
+        remove_ours(client, manifest, &mut reported).await?;
     }
     Ok(())
 }
@@ -199,18 +199,18 @@ pub async fn withdraw_gateways(
 pub async fn withdraw_cni(
     client: &Client,
     options: &Options,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     // In reverse order: the DaemonSet first, because its pods need the permissions during shutdown, and the
     // namespace last.
     for manifest in cni::objects(options, &NodeNetwork::default()).into_iter().rev() {
         let is_agents = manifest["kind"] == "DaemonSet";
         let mut last = None;
-        let mut told = |step: Step| {
+        let mut reported = |step: Step| {
             last = Some(step.clone());
-            told(step);
+            reported(step);
         };
-        remove_ours(client, manifest, &mut told).await?;
+        remove_ours(client, manifest, &mut reported).await?;
         if let Some(step) = last.filter(|step| is_agents && step.done == BEING_REMOVED) {
             return Err(agents_remain(&step));
         }
@@ -238,7 +238,7 @@ fn agents_remain(step: &Step) -> InstallError {
 pub async fn withdraw_protections(
     client: &Client,
     options: &Options,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     let unwanted = |version: &str, kind: &str, name: &str| {
         json!({
@@ -249,10 +249,10 @@ pub async fn withdraw_protections(
     };
     if !options.network_policies {
         let policy = unwanted("networking.k8s.io/v1", "NetworkPolicy", CONTROL);
-        remove_ours(client, policy, &mut told).await?;
+        remove_ours(client, policy, &mut reported).await?;
     }
     if options.webhook_client_ca.is_none() {
-        remove_ours(client, unwanted("v1", "ConfigMap", WEBHOOK_CLIENTS), &mut told).await?;
+        remove_ours(client, unwanted("v1", "ConfigMap", WEBHOOK_CLIENTS), &mut reported).await?;
     }
     Ok(())
 }
@@ -261,7 +261,7 @@ pub async fn withdraw_protections(
 async fn remove_ours(
     client: &Client,
     manifest: Value,
-    told: &mut impl FnMut(Step),
+    reported: &mut impl FnMut(Step),
 ) -> Result<(), InstallError> {
     let Addressed { object, name, api } = Addressed::of(client, &manifest)?;
     let found = api.get_opt(&name).await;
@@ -269,7 +269,7 @@ async fn remove_ours(
     let is_ours =
         |it: &DynamicObject| it.labels().get(PART_OF_LABEL).is_some_and(|it| it == PART_OF);
     if found.as_ref().is_some_and(is_ours) {
-        remove(client, &[manifest], told).await?;
+        remove(client, &[manifest], reported).await?;
     }
     Ok(())
 }

@@ -26,11 +26,11 @@ use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 /// When the API server rejects calls; all other statuses are retracted.
 pub async fn retract_statuses(
     client: &Client,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     // The installed class has been removed before.
     let classes = BTreeSet::from([GATEWAY_CLASS.to_owned()]);
-    retract_all(client, Claims::new(Absent::Mesh, classes), &mut told).await
+    retract_all(client, Claims::new(Absent::Mesh, classes), &mut reported).await
 }
 
 /// Retracts the claims in statuses that gateways serve. Call this when every control plane runs without gateways.
@@ -39,21 +39,21 @@ pub async fn retract_statuses(
 /// When the API server rejects calls; all other statuses are retracted.
 pub async fn retract_gateways(
     client: &Client,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    retract_all(client, Claims::new(Absent::Gateways, BTreeSet::new()), &mut told).await
+    retract_all(client, Claims::new(Absent::Gateways, BTreeSet::new()), &mut reported).await
 }
 
 async fn retract_all(
     client: &Client,
     claims: Claims,
-    told: &mut impl FnMut(Step),
+    reported: &mut impl FnMut(Step),
 ) -> Result<(), InstallError> {
     let mut retraction = Retraction { client, claims, failures: Failures::default() };
     // GatewayClasses come first: they identify our gateways.
     for kind in EDGE_KINDS.into_iter().chain(served_kinds()) {
         if retraction.claims.absent.concerns(Form::of(kind))
-            && let Err(error) = retraction.retract_kind(kind, told).await
+            && let Err(error) = retraction.retract_kind(kind, reported).await
         {
             retraction.failures.add(InstallError::of("list", kind.kind, error));
         }
@@ -69,7 +69,7 @@ async fn retract_all(
 pub async fn wait_for_control_planes(
     client: &Client,
     namespace: &NamespaceName,
-    mut told: impl FnMut(Step),
+    mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     let api: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
     let labels: Vec<String> = selector()
@@ -85,7 +85,7 @@ pub async fn wait_for_control_planes(
         sleep(END_LOOK_EVERY).await;
     }
     let object = format!("Pods of Deployment {namespace}/{CONTROL}");
-    told(Step { object, done: "still exist, without permissions" });
+    reported(Step { object, done: "still exist, without permissions" });
     Ok(())
 }
 
@@ -146,7 +146,7 @@ impl Retraction<'_> {
     async fn retract_kind(
         &mut self,
         kind: ServedKind,
-        told: &mut impl FnMut(Step),
+        reported: &mut impl FnMut(Step),
     ) -> Result<(), ApiError> {
         let form = Form::of(kind);
         let Found::Served(found) = find(self.client, kind).await? else { return Ok(()) };
@@ -170,7 +170,7 @@ impl Retraction<'_> {
                 None => format!("{} {name}", kind.kind),
             };
             match self.retract(form, object, &resource).await {
-                Ok(true) => told(Step { object: shown, done: "status is withdrawn" }),
+                Ok(true) => reported(Step { object: shown, done: "status is withdrawn" }),
                 Ok(false) => {}
                 Err(error) => self.failures.add(InstallError::of("patch", &shown, error)),
             }
@@ -347,8 +347,8 @@ mod tests {
             store.forbidden = Some(("PATCH", "/gateways/b/"));
         }
         let mut steps = Vec::new();
-        let told = |step: Step| steps.push(step.object);
-        let error = retract_statuses(&server.client, told).await.unwrap_err().to_string();
+        let reported = |step: Step| steps.push(step.object);
+        let error = retract_statuses(&server.client, reported).await.unwrap_err().to_string();
         assert!(error.contains("patch Gateway shop/b"), "{error}");
         assert_eq!(steps, ["Gateway shop/a", "Gateway shop/c"]);
     }

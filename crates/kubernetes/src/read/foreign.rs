@@ -370,13 +370,13 @@ mod tests {
             spoilt[field] = bad;
             let foreign = read_gateway(&spoilt);
             assert_eq!(foreign.ingress_gateway, Some(Err(Unread)), "{spoilt}");
-            let told = foreign.warnings[0].to_string();
-            assert!(told.contains(&format!("ingressGateway.{field}: ")), "{told}");
+            let reported = foreign.warnings[0].to_string();
+            assert!(reported.contains(&format!("ingressGateway.{field}: ")), "{reported}");
         }
     }
 
     #[test]
-    fn what_is_not_heeded_is_told_where_it_asks_for_something() {
+    fn what_is_not_supported_is_reported_where_it_asks_for_something() {
         let off = json!({
             "observability": {"tracing": {"enable": false, "port": 9411}},
             "sidecar": {"resources": {}, "cipherSuites": [], "localDNSProxy": {"enable": false}},
@@ -388,14 +388,14 @@ mod tests {
             "observability": {"tracing": {"enable": true}},
             "sidecar": {"resources": {"limits": {"cpu": "1"}}},
         });
-        let told: Vec<String> = read("osm-mesh-config", &on)
+        let reported: Vec<String> = read("osm-mesh-config", &on)
             .unwrap()
             .warnings
             .iter()
             .map(ToString::to_string)
             .collect();
         assert_eq!(
-            told,
+            reported,
             [
                 "MeshConfig osm-system/osm-mesh-config: spec.observability.tracing.enable: is not \
                  supported by Leno; write `tracing` into a MeshConfig of leno.dev",

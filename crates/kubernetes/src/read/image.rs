@@ -12,12 +12,12 @@ pub(super) fn images_of_others(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let others = keys.filter(|key| key != SIDECAR_IMAGE);
     let annotations = meta.annotations.as_ref();
     let written = others.filter(|key| annotations.is_some_and(|all| all.contains_key(key)));
-    let told = written.map(|key| Warning {
+    let reported = written.map(|key| Warning {
         at: place(meta, kind, &format!("metadata.annotations[{key:?}]")),
         problem: "is ignored: it names an image of another mesh".to_owned(),
         remedy: format!("remove it; an image of Leno is named by {SIDECAR_IMAGE}"),
     });
-    told.collect()
+    reported.collect()
 }
 
 #[cfg(test)]
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_images_of_other_meshes_are_told() {
+    fn only_images_of_other_meshes_are_reported() {
         let of = |key: &str| {
             let annotations = Some([(key.to_owned(), "x".to_owned())].into());
             let name = Some("shop".to_owned());

@@ -126,7 +126,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         other_addresses,
         run: Vec::new(),
         run_options: Box::default(),
-        doors: Vec::new(),
+        outbound_listeners: Vec::new(),
         admission: Admission::default(),
         weight,
         ready: says_ready && !is_deleted,

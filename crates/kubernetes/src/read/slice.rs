@@ -49,7 +49,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             other_addresses: BTreeSet::new(),
             run: Vec::new(),
             run_options: Box::default(),
-            doors: Vec::new(),
+            outbound_listeners: Vec::new(),
             admission: Admission::default(),
             weight: Weight::default(),
             ready,

@@ -8,9 +8,9 @@ use kube::api::ListParams;
 use leno_model::{Floor, Name};
 use leno_registry::served_kinds;
 
+use super::event::{Seen, WatchEvent};
 use super::kinds::{Found, Watched, find};
-use super::ledger::Ledger;
-use super::news::{News, Seen};
+use super::store::ObjectStore;
 use crate::api::ApiError;
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
@@ -26,17 +26,17 @@ pub async fn sidecar_settings(
 ) -> Result<(Exclusions, Floor), ApiError> {
     let own = served_kinds().into_iter().filter(|it| it.kind == "MeshConfig");
     let kinds: Vec<_> = own.chain(FOREIGN_CONFIGS).collect();
-    let mut ledger = Ledger::new(kinds.iter().copied().map(Watched::Custom).collect());
-    ledger.take_settings_of(namespaces);
+    let mut store = ObjectStore::new(kinds.iter().copied().map(Watched::Custom).collect());
+    store.take_settings_of(namespaces);
     for (index, kind) in kinds.into_iter().enumerate() {
         let Found::Served(served) = find(client, kind).await? else { continue };
         let (api, resource) = *served;
         let resource = Arc::new(resource);
         for object in api.list(&ListParams::default()).await? {
-            ledger.take(index, News::Seen(Box::new(Seen::custom(kind, &resource, object))));
+            store.take(index, WatchEvent::Seen(Box::new(Seen::custom(kind, &resource, object))));
         }
     }
-    Ok((ledger.exclusions(), ledger.floor()))
+    Ok((store.exclusions(), store.floor()))
 }
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ mod tests {
     use crate::testing::Server;
 
     #[tokio::test]
-    async fn settings_of_other_meshes_are_heeded_as_by_a_control_plane() {
+    async fn settings_of_other_meshes_are_supported_as_by_a_control_plane() {
         let server = Server::open().await;
         let named = || BTreeSet::from([Name::new("fsm-system").unwrap()]);
         let none = (Exclusions::default(), Floor::default());

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::arrivals::PAGE_SIZE;
-use super::news::{Id, News, Seen};
+use super::event::{Id, Seen, WatchEvent};
 use crate::api::{ApiError, ObjectApi, resources_of};
 use crate::words::{API_SERVER, API_SERVER_NAMESPACE, GATEWAY_PART};
 
@@ -42,7 +42,7 @@ pub(crate) enum Watched {
     /// The Deployments of gateways.
     Deployments,
     /// The Services of gateways.
-    Entrances,
+    GatewayServices,
     Custom(ServedKind),
 }
 
@@ -59,7 +59,7 @@ impl Watched {
             Self::Slices => "EndpointSlice",
             Self::Secrets => "Secret",
             Self::Deployments => "Deployment",
-            Self::Entrances => "Service of a gateway",
+            Self::GatewayServices => "Service of a gateway",
             Self::Custom(kind) => kind.kind,
         }
     }
@@ -78,7 +78,7 @@ impl Watched {
             | Self::Slices
             | Self::Secrets
             | Self::Deployments
-            | Self::Entrances => false,
+            | Self::GatewayServices => false,
         }
     }
 }
@@ -95,7 +95,7 @@ pub(crate) struct Following {
     pub(crate) secrets: watch::Receiver<Arc<BTreeSet<Id>>>,
     /// The Secrets that the watch covers; `None` for watches of all objects.
     pub(crate) covering: Option<Covering>,
-    pub(crate) news: mpsc::Sender<(usize, News)>,
+    pub(crate) event: mpsc::Sender<(usize, WatchEvent)>,
     pub(crate) look_again: Duration,
 }
 
@@ -167,9 +167,9 @@ impl Following {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
                 self.stream(ObjectApi::<Deployment>::all(client), config, Seen::deployment).await;
             }
-            Watched::Entrances => {
+            Watched::GatewayServices => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.stream(ObjectApi::<Service>::all(client), config, Seen::entrance).await;
+                self.stream(ObjectApi::<Service>::all(client), config, Seen::gateway_service).await;
             }
             Watched::Custom(kind) => {
                 // A dropped receiver ends the task.
@@ -181,11 +181,11 @@ impl Following {
     /// Watches the Secrets that gateways refer to, and keeps no others. Sends no request while there are none.
     async fn secrets(&mut self) -> Result<(), Over> {
         loop {
-            let mut told = self.secrets.clone();
-            let wanted = Arc::clone(&told.borrow_and_update());
+            let mut reported = self.secrets.clone();
+            let wanted = Arc::clone(&reported.borrow_and_update());
             if wanted.is_empty() {
-                self.tell(News::Covered(wanted)).await?;
-                told.changed().await.map_err(|_| Over)?;
+                self.tell(WatchEvent::Covered(wanted)).await?;
+                reported.changed().await.map_err(|_| Over)?;
                 continue;
             }
             let (listed, is_listed) = watch::channel(false);
@@ -199,7 +199,7 @@ impl Following {
                     End::Absent => sleep(PAUSE_MIN).await,
                 },
                 // Restart: Secrets that are newly referred to were not kept, and others must be dropped.
-                changed = until_others(&mut told, &wanted, is_listed) => changed?,
+                changed = until_others(&mut reported, &wanted, is_listed) => changed?,
             }
         }
     }
@@ -220,16 +220,16 @@ impl Following {
                     pause = PAUSE_MIN;
                 }
                 Ok(Found::Absent) => {
-                    self.tell(News::Absent).await?;
+                    self.tell(WatchEvent::Absent).await?;
                     self.wait_for_arrival(kind).await;
                     pause = PAUSE_MIN;
                 }
                 Err(error) => {
-                    let news = match error.code() {
-                        Some(403) => News::Forbidden(error.to_string()),
-                        _ => News::Failing(error.to_string()),
+                    let event = match error.code() {
+                        Some(403) => WatchEvent::Forbidden(error.to_string()),
+                        _ => WatchEvent::Failing(error.to_string()),
                     };
-                    self.tell(news).await?;
+                    self.tell(event).await?;
                     sleep(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
@@ -253,8 +253,8 @@ impl Following {
         }
     }
 
-    async fn tell(&self, news: News) -> Result<(), Over> {
-        self.news.send((self.index, news)).await.map_err(|_| Over)
+    async fn tell(&self, event: WatchEvent) -> Result<(), Over> {
+        self.event.send((self.index, event)).await.map_err(|_| Over)
     }
 
     /// Watches a kind that every server has.
@@ -274,34 +274,34 @@ impl Following {
     {
         let mut events = pin!(api.watch(config));
         while let Some(event) = events.next().await {
-            let news = match event {
-                Ok(Event::Init) => News::Begin,
+            let event = match event {
+                Ok(Event::Init) => WatchEvent::Begin,
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    News::Seen(Box::new(read(object)))
+                    WatchEvent::Seen(Box::new(read(object)))
                 }
                 Ok(Event::InitDone) => match &self.covering {
                     Some(covering) => {
-                        let covered = News::Covered(Arc::clone(&covering.secrets));
-                        for news in [News::Complete, covered] {
-                            if self.tell(news).await.is_err() {
+                        let covered = WatchEvent::Covered(Arc::clone(&covering.secrets));
+                        for event in [WatchEvent::Complete, covered] {
+                            if self.tell(event).await.is_err() {
                                 return End::Over;
                             }
                         }
                         covering.listed.send_replace(true);
                         continue;
                     }
-                    None => News::Complete,
+                    None => WatchEvent::Complete,
                 },
-                Ok(Event::Delete(object)) => News::Gone(Id::of(&object)),
+                Ok(Event::Delete(object)) => WatchEvent::Gone(Id::of(&object)),
                 Err(error) => match error.code() {
                     Some(404) => return End::Absent,
                     // The resource version has expired: the client lists again.
                     Some(410) => continue,
-                    Some(403) => News::Forbidden(error.to_string()),
-                    _ => News::Failing(error.to_string()),
+                    Some(403) => WatchEvent::Forbidden(error.to_string()),
+                    _ => WatchEvent::Failing(error.to_string()),
                 },
             };
-            if self.tell(news).await.is_err() {
+            if self.tell(event).await.is_err() {
                 return End::Over;
             }
         }
@@ -312,7 +312,7 @@ impl Following {
 /// Waits until a different set of Secrets is needed, but not before the current one has been listed: otherwise
 /// frequent changes would prevent any list from completing.
 async fn until_others(
-    told: &mut watch::Receiver<Arc<BTreeSet<Id>>>,
+    reported: &mut watch::Receiver<Arc<BTreeSet<Id>>>,
     covered: &Arc<BTreeSet<Id>>,
     mut is_listed: watch::Receiver<bool>,
 ) -> Result<(), Over> {
@@ -320,7 +320,7 @@ async fn until_others(
         return std::future::pending().await;
     }
     // Compares by pointer: Secrets that were dropped and added again in between were not kept.
-    told.wait_for(|now| !Arc::ptr_eq(now, covered)).await.map(drop).map_err(|_| Over)
+    reported.wait_for(|now| !Arc::ptr_eq(now, covered)).await.map(drop).map_err(|_| Over)
 }
 
 /// Finds the preferred version of a kind on the server.

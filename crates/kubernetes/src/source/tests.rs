@@ -3,7 +3,7 @@
 use kube::core::ApiResource;
 use serde_json::json;
 
-use super::news::Seen;
+use super::event::Seen;
 use super::*;
 
 #[tokio::test]
@@ -21,15 +21,15 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
         "spec": {"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"},
     });
     let seen = Seen::custom(served, &resource, serde_json::from_value(object).unwrap());
-    let (news, told) = mpsc::channel(4);
-    for it in [News::Begin, News::Seen(Box::new(seen)), News::Complete] {
-        news.send((0, it)).await.unwrap();
+    let (event, reported) = mpsc::channel(4);
+    for it in [WatchEvent::Begin, WatchEvent::Seen(Box::new(seen)), WatchEvent::Complete] {
+        event.send((0, it)).await.unwrap();
     }
     let out = Out {
         progress: watch::Sender::new(Progress { waiting: vec!["Hedging"], forbidden: Vec::new() }),
         statements: watch::Sender::default(),
-        wishes: watch::Sender::default(),
-        guests: watch::Sender::default(),
+        desired: watch::Sender::default(),
+        external_principals: watch::Sender::default(),
         exclusions: watch::Sender::default(),
         floor: watch::Sender::default(),
         secrets: watch::Sender::default(),
@@ -37,10 +37,10 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
     let (mut progress, mut statements) = (out.progress.subscribe(), out.statements.subscribe());
     let outcomes = watch::Sender::default();
     let joined = Joined {
-        ledger: Ledger::new(vec![Watched::Custom(served)]),
+        store: ObjectStore::new(vec![Watched::Custom(served)]),
         options: Options { quiet: Duration::ZERO, ..Options::default() },
         out,
-        told,
+        reported,
         outcomes: outcomes.subscribe(),
         unwritten: watch::Sender::default().subscribe(),
         failed: None,

@@ -16,14 +16,14 @@ use crate::words::CONTROL;
 
 /// A warning event that exists as long as its cause: the API server deletes an event after an hour unless its
 /// count is increased.
-pub(crate) struct Told {
+pub(crate) struct Reported {
     note: String,
     event: Written,
     count: i32,
     at: Instant,
 }
 
-impl Told {
+impl Reported {
     /// Writes a warning event about an object, reported by `instance`, with the given reason.
     pub(crate) async fn write(
         client: &Client,
@@ -211,7 +211,7 @@ mod tests {
         let write = async |instance: &str, uid: &str, note: &str| {
             let object = object(uid);
             let about = (instance, &object);
-            Told::write(&server.client, about, ("Refused", note), now).await.unwrap().count
+            Reported::write(&server.client, about, ("Refused", note), now).await.unwrap().count
         };
         let counts = || -> Vec<Option<i64>> {
             let store = server.store.lock().unwrap();
@@ -240,7 +240,7 @@ mod tests {
         let start = Instant::now();
         let said = ("Refused", "no");
         let mut standing =
-            Told::write(&server.client, ("one", &object), said, start).await.unwrap();
+            Reported::write(&server.client, ("one", &object), said, start).await.unwrap();
         assert!(standing.tells("no") && !standing.tells("yes"));
         let events =
             || -> Vec<Value> { server.store.lock().unwrap().objects.values().cloned().collect() };

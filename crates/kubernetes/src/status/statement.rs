@@ -24,7 +24,7 @@ pub struct Statement {
     /// The reason for rejection, if the object is rejected.
     pub(crate) refusal: Option<String>,
     /// A warning about unsupported fields, if any.
-    pub(crate) remark: Option<String>,
+    pub(crate) diagnostic: Option<String>,
     /// The object that takes precedence, for kinds with no place for it in the status.
     pub(crate) conflict: Option<String>,
     /// A missing object that it refers to, for kinds without a status.
@@ -67,10 +67,10 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// Creates the `Programmed` condition from `Accepted`. `told` is the message for an accepted object.
-    pub(crate) fn programmed(accepted: &Self, told: &str) -> Self {
+    /// Creates the `Programmed` condition from `Accepted`. `reported` is the message for an accepted object.
+    pub(crate) fn programmed(accepted: &Self, reported: &str) -> Self {
         let (status, reason, message) = match accepted.status {
-            "True" => ("True", "Programmed", told),
+            "True" => ("True", "Programmed", reported),
             _ => ("False", "Invalid", "this generation is not in force"),
         };
         Self { word: "Programmed", status, reason, message: message.to_owned() }
@@ -224,7 +224,7 @@ impl Statement {
     pub(crate) fn notes(&self) -> [(&'static str, Option<&str>); 4] {
         [
             ("Refused", self.refusal.as_deref()),
-            ("Unheeded", self.remark.as_deref()),
+            ("Unheeded", self.diagnostic.as_deref()),
             ("Conflicted", self.conflict.as_deref()),
             ("RefNotFound", self.dangling.as_deref()),
         ]
@@ -317,7 +317,7 @@ mod tests {
             standing,
             said,
             refusal: None,
-            remark: None,
+            diagnostic: None,
             conflict: None,
             dangling: None,
         }

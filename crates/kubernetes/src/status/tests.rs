@@ -30,7 +30,7 @@ fn rejected_route() -> Statement {
         standing: Value::Null,
         said: Said::Conditions(vec![condition]),
         refusal: None,
-        remark: None,
+        diagnostic: None,
         conflict: None,
         dangling: None,
     }

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_without_trust_is_told_from_none() {
+    fn a_configuration_without_trust_is_reported_from_none() {
         assert_eq!(trust_state(None), TrustState::Absent);
         assert_eq!(trust_state(Some(&configuration(&[Some("a"), None]))), TrustState::Untrusted);
         assert_eq!(trust_state(Some(&configuration(&[Some("a")]))), TrustState::Trusted);

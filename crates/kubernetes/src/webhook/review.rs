@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_of_the_pen_is_told_to_who_made_it() {
+    fn a_slip_of_the_pen_is_reported_to_who_made_it() {
         let annotations = json!({"leno.dev/inbound-port-exclusion-list": "http"});
         let answered = answer(&review("CREATE", &annotations), "enabled");
         assert_eq!(answered["response"]["allowed"], false);

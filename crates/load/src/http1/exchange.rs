@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::request::Request;
 use super::response::{Received, Receiving};
 use crate::error_kind::ErrorKind;
-use crate::world::{Desk, Surroundings};
+use crate::world::{ReadBuffers, Surroundings};
 
 /// One request and its response on one connection. The response may arrive before the end of the request, as
 /// rejections do.
@@ -47,14 +47,14 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
                 Poll::Pending => break,
             }
         }
-        let desk = &mut *around.desk.borrow_mut();
+        let read_buffers = &mut *around.read_buffers.borrow_mut();
         loop {
-            let read = ready!(self.poll_read(context, desk));
+            let read = ready!(self.poll_read(context, read_buffers));
             let received = match read {
                 Ok(0) => Some(self.receiving.end()?),
                 Ok(read) => {
                     around.meter.count_received(read);
-                    self.receiving.feed(&mut desk.head, &desk.buffer[..read])?
+                    self.receiving.feed(&mut read_buffers.head, &read_buffers.buffer[..read])?
                 }
                 Err(error) => return Poll::Ready(Err(ErrorKind::of_transfer(&error))),
             };
@@ -65,8 +65,12 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
         }
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>, desk: &mut Desk) -> Poll<io::Result<usize>> {
-        let mut buffer = ReadBuf::new(&mut desk.buffer);
+    fn poll_read(
+        &mut self,
+        context: &mut Context<'_>,
+        read_buffers: &mut ReadBuffers,
+    ) -> Poll<io::Result<usize>> {
+        let mut buffer = ReadBuf::new(&mut read_buffers.buffer);
         ready!(Pin::new(&mut *self.stream).poll_read(context, &mut buffer))?;
         Poll::Ready(Ok(buffer.filled().len()))
     }

@@ -93,21 +93,21 @@ impl Pages {
         if numbers.is_empty() && histograms.is_empty() {
             return;
         }
-        let told = match named.kind {
+        let reported = match named.kind {
             Kind::Counter => {
-                Told::Sum(Sum { points: numbers, temporality: CUMULATIVE, is_monotonic: true })
+                Reported::Sum(Sum { points: numbers, temporality: CUMULATIVE, is_monotonic: true })
             }
             // Our metrics have no summaries.
-            Kind::Gauge | Kind::Summary => Told::Gauge(Gauge { points: numbers }),
+            Kind::Gauge | Kind::Summary => Reported::Gauge(Gauge { points: numbers }),
             Kind::Histogram => {
-                Told::Histogram(Histogram { points: histograms, temporality: CUMULATIVE })
+                Reported::Histogram(Histogram { points: histograms, temporality: CUMULATIVE })
             }
         };
         self.metrics.push(Metric {
             name: named.name.to_owned(),
             description: named.help.to_owned(),
             unit: unit(named.name).to_owned(),
-            told: Some(told),
+            reported: Some(reported),
         });
     }
 
@@ -176,8 +176,8 @@ impl Reader for Pages {
 
 /// Returns labels that are not empty: Prometheus treats an empty label as absent.
 fn attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
-    let told = labels.iter().filter(|(_, value)| !value.is_empty());
-    told.map(|(key, value)| key_value(key, Value::Text((*value).to_owned()))).collect()
+    let reported = labels.iter().filter(|(_, value)| !value.is_empty());
+    reported.map(|(key, value)| key_value(key, Value::Text((*value).to_owned()))).collect()
 }
 
 /// Returns the UCUM unit from the suffix of a metric name. Counts have no unit: Prometheus bridges would append
@@ -225,12 +225,12 @@ pub(crate) struct Metric {
     pub(crate) description: String,
     #[prost(string, tag = "3")]
     pub(crate) unit: String,
-    #[prost(oneof = "Told", tags = "5, 7, 9")]
-    pub(crate) told: Option<Told>,
+    #[prost(oneof = "Reported", tags = "5, 7, 9")]
+    pub(crate) reported: Option<Reported>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum Told {
+pub(crate) enum Reported {
     #[prost(message, tag = "5")]
     Gauge(Gauge),
     #[prost(message, tag = "7")]

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::pushed::{Became, Plain};
 use super::run;
-use crate::{Fate, Parcel, Post, message};
+use crate::{ExportRequest, Fate, Post, message};
 
 /// Returns an HTTP/2 frame (RFC 9113 §4.1).
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
@@ -64,8 +64,8 @@ fn a_response_that_arrives_with_the_end_of_its_connection_counts() {
             let to = Collector::parse(Signal::Traces, CollectorProtocol::OtlpGrpc, &url).unwrap();
             let became = Became::default();
             let mut fate = Fate::new("spans", &became);
-            let parcel = Parcel::otlp((b"spans".to_vec(), 7));
-            Post::new(Plain, None).deliver(&to, &parcel, &mut fate).await;
+            let export_request = ExportRequest::otlp((b"spans".to_vec(), 7));
+            Post::new(Plain, None).deliver(&to, &export_request, &mut fate).await;
             assert_eq!((calls.get(), became.exported.get(), became.refused.get()), (1, 7, 0));
         }
     });

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use super::receiver::{self, Receiver, answer};
 use super::run;
-use crate::otlp::points::{self, Metric, Told, number_point};
+use crate::otlp::points::{self, Metric, Reported, number_point};
 use crate::otlp::{ExportAnswer, KeyValue, PartialSuccess, Resource, any_value};
 use crate::{Counts, Dial, Fate, Pages, Post, Source, Teller, Times, push_metrics};
 
@@ -106,14 +106,14 @@ fn labels(attributes: &[KeyValue], limit: Option<String>) -> String {
 /// Formats exported metrics as lines of the page.
 fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
-    for Metric { name, told, .. } in metrics {
-        let (numbers, histograms) = match told.clone().unwrap() {
-            Told::Gauge(gauge) => (gauge.points, Vec::new()),
-            Told::Sum(sum) => {
+    for Metric { name, reported, .. } in metrics {
+        let (numbers, histograms) = match reported.clone().unwrap() {
+            Reported::Gauge(gauge) => (gauge.points, Vec::new()),
+            Reported::Sum(sum) => {
                 assert!(sum.is_monotonic && sum.temporality == 2, "{name}");
                 (sum.points, Vec::new())
             }
-            Told::Histogram(histogram) => (Vec::new(), histogram.points),
+            Reported::Histogram(histogram) => (Vec::new(), histogram.points),
         };
         for point in numbers {
             let value = match point.value.unwrap() {
@@ -144,14 +144,15 @@ fn page(telemetry: &Telemetry) -> BTreeSet<String> {
     let mut page = String::new();
     telemetry.expose(Form::Prometheus, &mut page);
     let lines = page.lines().filter(|line| !line.starts_with(['#']));
-    let told = lines.filter(|line| !line.starts_with("process_"));
-    told.map(|line| {
-        let Some((name, rest)) = line.split_once('{') else { return line.to_owned() };
-        let (labels, value) = rest.rsplit_once("} ").unwrap();
-        let labels: Vec<_> = labels.split(',').filter(|it| !it.ends_with("=\"\"")).collect();
-        format!("{name}{{{}}} {value}", labels.join(","))
-    })
-    .collect()
+    let reported = lines.filter(|line| !line.starts_with("process_"));
+    reported
+        .map(|line| {
+            let Some((name, rest)) = line.split_once('{') else { return line.to_owned() };
+            let (labels, value) = rest.rsplit_once("} ").unwrap();
+            let labels: Vec<_> = labels.split(',').filter(|it| !it.ends_with("=\"\"")).collect();
+            format!("{name}{{{}}} {value}", labels.join(","))
+        })
+        .collect()
 }
 
 #[test]
@@ -160,8 +161,8 @@ fn a_push_says_what_the_page_says() {
     let requests = encode(&telemetry);
     let metrics = metrics(&requests);
     let own = |line: &String| !line.starts_with("process_");
-    let told: BTreeSet<_> = as_lines(&metrics).into_iter().filter(own).collect();
-    assert_eq!(told, page(&telemetry));
+    let reported: BTreeSet<_> = as_lines(&metrics).into_iter().filter(own).collect();
+    assert_eq!(reported, page(&telemetry));
     let units = metrics.iter().map(|metric| (metric.name.as_str(), metric.unit.as_str()));
     let units: std::collections::BTreeMap<_, _> = units.collect();
     for (name, unit) in [
@@ -177,15 +178,16 @@ fn a_push_says_what_the_page_says() {
 #[test]
 fn points_have_their_times_and_examples() {
     let metrics = metrics(&encode(&busy(1)));
-    let of = |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().told.clone();
-    let Some(Told::Sum(sum)) = of("leno_retries_total") else { panic!("a sum") };
+    let of =
+        |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().reported.clone();
+    let Some(Reported::Sum(sum)) = of("leno_retries_total") else { panic!("a sum") };
     let point = &sum.points[0];
     let seconds = |ns: u64| ns / 1_000_000_000;
     assert_eq!(seconds(point.start_time_unix_nano), 900);
     assert_eq!(seconds(point.time_unix_nano), 1000);
-    let Some(Told::Gauge(gauge)) = of("leno_links") else { panic!("a gauge") };
+    let Some(Reported::Gauge(gauge)) = of("leno_links") else { panic!("a gauge") };
     assert_eq!(gauge.points[0].start_time_unix_nano, 0);
-    let Some(Told::Histogram(histogram)) = of("leno_request_duration_seconds") else {
+    let Some(Reported::Histogram(histogram)) = of("leno_request_duration_seconds") else {
         panic!("a histogram")
     };
     let point = &histogram.points[0];

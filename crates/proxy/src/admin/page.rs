@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
-use leno_model::{Access, Occupant, PolicyRule, PortSet, ServiceView, Snapshot};
+use leno_model::{Access, AddressEntry, PolicyRule, PortSet, ServiceView, Snapshot};
 use serde_json::{Value, json};
 
 use super::Admin;
@@ -22,18 +22,18 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     if credential.is_expired(SystemTime::now()) {
         return Some("the certificate has expired");
     }
-    let Some(scene) = admin.world.scene() else {
+    let Some(config) = admin.world.config() else {
         return Some("waiting for the first snapshot");
     };
-    let Some(doors) = admin.doors.now() else {
+    let Some(open_listeners) = admin.open_listeners.now() else {
         return Some("opening the outbound listeners");
     };
-    let is_open = |name: String| doors.open.contains_key(&name);
+    let is_open = |name: String| open_listeners.open.contains_key(&name);
     let redirects = matches!(admin.config.interception, Interception::Redirect { .. });
-    if redirects && doors.closed.keys().any(|name| name.starts_with("redirected-")) {
+    if redirects && open_listeners.closed.keys().any(|name| name.starts_with("redirected-")) {
         return Some("opening the listeners for redirected connections");
     }
-    let gateway = || scene.plans.snapshot.plan.gateway.clone();
+    let gateway = || config.plans.snapshot.plan.gateway.clone();
     match admin.is_gateway.then(gateway) {
         None => None,
         Some(None) => Some("waiting for the Gateway of this proxy"),
@@ -51,10 +51,10 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
 
 /// Returns the current configuration: the proxy configuration, services and certificate, without secrets.
 pub(super) fn world(admin: &Admin) -> Value {
-    let Some(scene) = admin.world.scene() else {
+    let Some(config) = admin.world.config() else {
         return json!({ "version": 0 });
     };
-    let snapshot = &scene.plans.snapshot;
+    let snapshot = &config.plans.snapshot;
     let plan = &snapshot.plan;
     let ports: Vec<_> = plan
         .ports
@@ -62,21 +62,21 @@ pub(super) fn world(admin: &Admin) -> Value {
         .map(|port| json!({ "port": port.port, "protocol": port.protocol.as_str() }))
         .collect();
     json!({
-        "version": scene.version,
+        "version": config.version,
         "workload": plan.workload.to_string(),
         "ports": ports,
         "access": access(&plan.access),
         "audited": plan.inbound.is_audited,
         "access_rules": plan.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
-        "doors": admin.doors.now().map(|states| states.open.clone()),
-        "closed": admin.doors.now().map(|states| states.closed.clone()),
+        "doors": admin.open_listeners.now().map(|states| states.open.clone()),
+        "closed": admin.open_listeners.now().map(|states| states.closed.clone()),
         "conditions": conditions(admin),
         "application": application(admin),
         "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
         "addresses": addresses(snapshot),
         "egress": plan.egress.as_str(),
         "plaintext": plan.plaintext.as_str(),
-        "absent": scene.absent().map(ToString::to_string).collect::<Vec<_>>(),
+        "absent": config.absent().map(ToString::to_string).collect::<Vec<_>>(),
         "tracing": tracing(admin),
         "access_log": access_log(admin),
         "metrics": metrics(admin),
@@ -87,13 +87,13 @@ pub(super) fn world(admin: &Admin) -> Value {
 
 /// Returns the address entries of the destinations that the application connected to.
 fn addresses(snapshot: &Snapshot) -> BTreeMap<String, String> {
-    let occupant = |occupant: &Occupant| match occupant {
-        Occupant::Outside => "outside".to_owned(),
-        Occupant::Service(name) => format!("service {name}"),
-        Occupant::Workload { workload, .. } => format!("workload {workload}"),
+    let address_entry = |address_entry: &AddressEntry| match address_entry {
+        AddressEntry::Outside => "outside".to_owned(),
+        AddressEntry::Service(name) => format!("service {name}"),
+        AddressEntry::Workload { workload, .. } => format!("workload {workload}"),
     };
     let addresses = snapshot.addresses.iter();
-    addresses.map(|(address, it)| (address.to_string(), occupant(it))).collect()
+    addresses.map(|(address, it)| (address.to_string(), address_entry(it))).collect()
 }
 
 /// Returns the open connections, at most [`SHOWN_MAX`] of them in full.
@@ -269,7 +269,7 @@ fn service(view: &ServiceView) -> Value {
                 "port": number,
                 "protocol": port.protocol.as_str(),
                 "rules": port.rules.len(),
-                "policies": port.treatment.policies().map(ToString::to_string).collect::<Vec<_>>(),
+                "policies": port.traffic_policy.policies().map(ToString::to_string).collect::<Vec<_>>(),
                 "endpoints": endpoints,
             })
         })

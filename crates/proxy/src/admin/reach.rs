@@ -23,9 +23,9 @@ pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, Strin
     let name = name.and_then(|name| name.parse::<ServiceName>().ok());
     let name = name.ok_or("the service is missing: use /reach?service=NAMESPACE/NAME\n")?;
     let Ok(_turn) = admin.reaching.acquire().await else { return Err("it ends\n".to_owned()) };
-    let (known, endpoints) = match admin.world.with_service(&name, DISCOVERY_PATIENCE).await {
-        Ok((scene, _)) => {
-            let view = scene.plans.snapshot.services.get(&name);
+    let (known, endpoints) = match admin.world.with_service(&name, DISCOVERY_MAX_WAIT).await {
+        Ok((config, _)) => {
+            let view = config.plans.snapshot.services.get(&name);
             let ports = view.iter().flat_map(|view| view.ports.values());
             (None, ports.flat_map(|port| port.endpoints.iter().cloned()).collect())
         }
@@ -34,7 +34,7 @@ pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, Strin
     let left_out = endpoints.len().saturating_sub(ENDPOINTS_MAX);
     let mut reached = all(admin, endpoints).await;
     reached.sort_by(|one, other| one.0.cmp(&other.0));
-    let reached: Vec<Value> = reached.into_iter().map(|(_, told)| told).collect();
+    let reached: Vec<Value> = reached.into_iter().map(|(_, reported)| reported).collect();
     Ok(json!({
         "service": name.to_string(),
         "reason": known,
@@ -54,21 +54,21 @@ async fn all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, V
             let tls = TlsConfigs::default();
             let began = Instant::now();
             let outcome = one(&endpoint, &Way { config, world, tls: &tls, shard }).await;
-            let told = json!({
+            let reported = json!({
                 "workload": endpoint.id.workload.to_string(),
                 "port": endpoint.id.port,
                 "address": endpoint.address.to_string(),
                 "reason": outcome.err().map(Reason::label),
                 "took_ms": began.elapsed().as_secs_f64() * 1e3,
             });
-            (format!("{} {:05}", endpoint.id.workload, endpoint.id.port), told)
+            (format!("{} {:05}", endpoint.id.workload, endpoint.id.port), reported)
         });
     }
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while let Some(done) = under_way.join_next().await {
-        told.extend(done.ok());
+        reported.extend(done.ok());
     }
-    told
+    reported
 }
 
 /// Connects, with mutual TLS if the endpoint has a sidecar, and waits for its first byte: only that byte proves
@@ -87,16 +87,16 @@ async fn one(endpoint: &Endpoint, way: &Way<'_>) -> Result<(), Reason> {
             Err(_) => Err(Reason::UpstreamHandshakeFailed),
         }
     };
-    let reached = tokio::time::timeout(ENDPOINT_PATIENCE, reached).await;
+    let reached = tokio::time::timeout(ENDPOINT_MAX_WAIT, reached).await;
     reached.unwrap_or(Err(Reason::ConnectTimeout))
 }
 
 /// The maximum number of endpoints checked per query.
 const ENDPOINTS_MAX: usize = 16;
-/// The timeout of each endpoint; together with [`DISCOVERY_PATIENCE`], less than the timeout of the caller.
-const ENDPOINT_PATIENCE: Duration = Duration::from_secs(2);
+/// The timeout of each endpoint; together with [`DISCOVERY_MAX_WAIT`], less than the timeout of the caller.
+const ENDPOINT_MAX_WAIT: Duration = Duration::from_secs(2);
 /// The timeout for discovery of a service that this proxy does not have yet.
-const DISCOVERY_PATIENCE: Duration = Duration::from_secs(2);
+const DISCOVERY_MAX_WAIT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -104,7 +104,7 @@ mod tests {
     use crate::tests::fixture::{Application, Mesh, OK, closed_port, credential, endpoint, run};
 
     #[test]
-    fn an_endpoint_is_reached_or_the_reason_is_told() {
+    fn an_endpoint_is_reached_or_the_reason_is_reported() {
         run(async {
             let app = Application::canned(OK).await;
             let mesh = Mesh::permissive(app.address).await;
@@ -122,8 +122,8 @@ mod tests {
             assert_eq!(app.requests().len(), 0, "nothing is asked of the application");
             // A server reports an untrusted client only after the handshake.
             let folder = tempfile::tempdir().unwrap();
-            let stranger = crate::tests::fixture::authority(folder.path(), "cluster.local");
-            mesh.client.trust(credential(&stranger, "productpage"));
+            let external_client = crate::tests::fixture::authority(folder.path(), "cluster.local");
+            mesh.client.trust(credential(&external_client, "productpage"));
             assert!(one(&mesh.endpoint(), &way).await.is_err());
         });
     }

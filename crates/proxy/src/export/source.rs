@@ -7,11 +7,11 @@ use leno_outside::{Source, Value};
 use leno_telemetry::GrpcStatus;
 
 use crate::seen::Seen;
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 /// Returns the workload of the sidecar, with its service, or its account if it has no service.
-pub(super) fn source(workload: &WorkloadName, scene: Option<&Scene>) -> Source {
-    let plan = scene.map(|scene| &scene.plans.snapshot.plan);
+pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -> Source {
+    let plan = config.map(|config| &config.plans.snapshot.plan);
     let served = plan.and_then(|plan| plan.served.values().next());
     let account = plan.map_or(&workload.name, |plan| &plan.account.name);
     Source {

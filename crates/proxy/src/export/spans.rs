@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{Collector, CollectorProtocol};
-use leno_outside::Parcel;
+use leno_outside::ExportRequest;
 use tokio::sync::mpsc;
 
 use super::otlp::spans;
@@ -20,8 +20,8 @@ pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receive
         let view = courier.world.sights.view();
         match view.as_ref().and_then(|view| view.tracing()) {
             Some(tracing) => {
-                let parcel = parcel(&courier, &tracing.collector, &batch);
-                courier.post.deliver(&tracing.collector, &parcel, &mut fate).await;
+                let export_request = export_request(&courier, &tracing.collector, &batch);
+                courier.post.deliver(&tracing.collector, &export_request, &mut fate).await;
             }
             // Tracing was turned off meanwhile: the spans are dropped.
             None => fate.forget(),
@@ -30,15 +30,15 @@ pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receive
     }
 }
 
-fn parcel(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>]) -> Parcel {
+fn export_request(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>]) -> ExportRequest {
     let source = courier.source();
     let count = batch.len() as u64;
     match collector.protocol {
         CollectorProtocol::OtlpHttp | CollectorProtocol::OtlpGrpc => {
-            Parcel::otlp((spans::encode(&source, batch), count))
+            ExportRequest::otlp((spans::encode(&source, batch), count))
         }
         CollectorProtocol::Zipkin => {
-            Parcel { kind: "application/json", bytes: zipkin::encode(&source, batch), count }
+            ExportRequest { kind: "application/json", bytes: zipkin::encode(&source, batch), count }
         }
     }
 }

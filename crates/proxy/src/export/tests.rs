@@ -68,7 +68,7 @@ fn source() -> Source {
 }
 
 #[test]
-fn zipkin_is_told_what_happened_and_no_secret() {
+fn zipkin_is_reported_what_happened_and_no_secret() {
     let batch = [seen("inbound", 200, None), seen("outbound", 503, Some("connect-failed"))];
     let bytes = zipkin::encode(&source(), &batch);
     let text = String::from_utf8(bytes).unwrap();
@@ -165,10 +165,10 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
             let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
             let config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
             let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
-            let (outlet, intake) = mpsc::channel(4);
-            outlet.try_send(seen("inbound", 200, None)).unwrap();
-            outlet.try_send(seen("inbound", 200, None)).unwrap();
-            drop(outlet);
+            let (queue, intake) = mpsc::channel(4);
+            queue.try_send(seen("inbound", 200, None)).unwrap();
+            queue.try_send(seen("inbound", 200, None)).unwrap();
+            drop(queue);
             export_spans(Rc::new(courier), intake).await;
             assert_eq!(telemetry.count(Count::SpansRefused), 2, "{protocol:?}");
             assert_eq!(telemetry.count(Count::SpansExported), 0, "{protocol:?}");
@@ -209,9 +209,9 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
     let mut config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
     config.collector_roots = trusts.then_some(roots);
     let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
-    let (outlet, intake) = mpsc::channel(4);
-    outlet.try_send(seen("inbound", 200, None)).unwrap();
-    drop(outlet);
+    let (queue, intake) = mpsc::channel(4);
+    queue.try_send(seen("inbound", 200, None)).unwrap();
+    drop(queue);
     let serving = async {
         loop {
             let (tcp, _) = listener.accept().await.unwrap();

@@ -9,13 +9,13 @@ use leno_traffic::CompiledActions;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_wire::http1::ResponseHead;
 
-use super::exchange::{Beside, Witness};
+use super::exchange::{Beside, ResponseObserver};
 use super::grpc;
 use super::replay::Hold;
 use super::request::Request;
 use super::route::Bound;
+use crate::upstream::cluster::UpstreamCluster;
 use crate::upstream::gate::Retrying;
-use crate::upstream::ward::Ward;
 use crate::upstream::{Wait, wait_for};
 use crate::worker::Worker;
 
@@ -28,7 +28,7 @@ pub(crate) struct Prospect<'a> {
 
 impl From<Prospect<'_>> for Wait {
     fn from(Prospect { bound, retries }: Prospect<'_>) -> Self {
-        Self::under(bound.ward.as_deref(), || unlimited(bound, retries))
+        Self::under(bound.cluster.as_deref(), || unlimited(bound, retries))
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct KeepBack<'a> {
     held: Option<&'a Hold>,
     kept_back: &'a Cell<Option<KeptBack>>,
     /// The circuit breaker that bounds retries, and the state of this retry.
-    retrying: (Option<&'a Ward>, &'a Retrying),
+    retrying: (Option<&'a UpstreamCluster>, &'a Retrying),
 }
 
 /// A response withheld from the client.
@@ -72,7 +72,10 @@ impl<'a> KeepBack<'a> {
         (worker, request): (&'a Worker, &'a Request<'a>),
         bears: (Option<&'a ServiceName>, u32),
         held: Option<&'a Hold>,
-        (kept_back, retrying): (&'a Cell<Option<KeptBack>>, (Option<&'a Ward>, &'a Retrying)),
+        (kept_back, retrying): (
+            &'a Cell<Option<KeptBack>>,
+            (Option<&'a UpstreamCluster>, &'a Retrying),
+        ),
     ) -> Option<Self> {
         let rule = actions.and_then(|actions| actions.retry.as_ref());
         if rule.is_none() && held.is_none() {
@@ -87,14 +90,14 @@ impl<'a> KeepBack<'a> {
     }
 
     /// Returns true if a response is withheld; the retry is then charged to the budget. Otherwise the request
-    /// is not sent again, and its buffered body is released. `witness`: the observer of the response.
+    /// is not sent again, and its buffered body is released. `observer`: the observer of the response.
     pub(crate) fn keeps(
         &self,
         bytes: &[u8],
         head: &ResponseHead,
-        witness: Option<&Witness>,
+        observer: Option<&ResponseObserver>,
     ) -> bool {
-        let keeps = self.rule.is_some_and(|rule| self.keeps_by(rule, (bytes, head), witness));
+        let keeps = self.rule.is_some_and(|rule| self.keeps_by(rule, (bytes, head), observer));
         if let Some(held) = self.held.filter(|_| !keeps) {
             held.release();
         }
@@ -105,7 +108,7 @@ impl<'a> KeepBack<'a> {
         &self,
         rule: &RetryRule,
         (bytes, head): (&[u8], &ResponseHead),
-        witness: Option<&Witness>,
+        observer: Option<&ResponseObserver>,
     ) -> bool {
         let status = match self.request.is_grpc() {
             true => grpc::stands_for(bytes, head),
@@ -113,7 +116,7 @@ impl<'a> KeepBack<'a> {
         };
         let (service, retries) = self.bears;
         // A hedged attempt counts as a retry.
-        let beside = witness.and_then(Witness::beside);
+        let beside = observer.and_then(ResponseObserver::beside);
         let retries = retries + u32::from(beside.is_some_and(Beside::is_sent));
         let attempt = Attempt {
             sent: Sent::HeadOrMore,
@@ -130,7 +133,7 @@ impl<'a> KeepBack<'a> {
         if !keeps {
             self.retrying.1.give_back();
         }
-        let kept = || KeptBack { status: head.status, grpc: grpc::told(bytes, head) };
+        let kept = || KeptBack { status: head.status, grpc: grpc::reported(bytes, head) };
         self.kept_back.set(keeps.then(kept));
         keeps
     }

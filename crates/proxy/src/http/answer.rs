@@ -40,16 +40,16 @@ impl Answer<'_> {
                 writer.room().extend_from_slice(body.as_bytes());
                 writer.flush().await.is_ok()
             }
-            Responder::Http2 { reply, patience, .. } => {
+            Responder::Http2 { reply, max_wait, .. } => {
                 let Some(Ok(stream)) = self.response().map(|it| reply.answer(it, body.is_empty()))
                 else {
                     return false;
                 };
                 let body = bytes::Bytes::copy_from_slice(body.as_bytes());
-                body.is_empty() || send_http2(&stream, body, true, *patience).await.is_ok()
+                body.is_empty() || send_http2(&stream, body, true, *max_wait).await.is_ok()
             }
-            Responder::Link { stream, patience } => {
-                let Some(Ok(())) = stream.uncongested(*patience).await else {
+            Responder::Link { stream, max_wait } => {
+                let Some(Ok(())) = stream.uncongested(*max_wait).await else {
                     return false;
                 };
                 let head = self.head();
@@ -63,7 +63,7 @@ impl Answer<'_> {
                     false => stream.send_head(false, body.is_empty(), write),
                 };
                 let sent = sent.is_ok();
-                sent && (body.is_empty() || send(stream, body, true, *patience).await.is_ok())
+                sent && (body.is_empty() || send(stream, body, true, *max_wait).await.is_ok())
             }
         }
     }

@@ -18,7 +18,7 @@ use super::message::{ReadError, Reader, Writer};
 use super::replay::{Hold, Kept};
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkStream, Lost};
-use crate::patience::within;
+use crate::max_wait::within;
 use crate::record::Record;
 
 /// The source of a body.
@@ -41,11 +41,11 @@ pub(crate) enum Source<'a> {
 pub(crate) enum Sink<'a> {
     /// An HTTP/1.1 connection; chunked if its length is not known to the receiver.
     Http1 { writer: &'a mut Writer, chunked: bool },
-    /// A stream of a link. `patience`: the time after which a peer that takes no pending data counts as
+    /// A stream of a link. `max_wait`: the time after which a peer that takes no pending data counts as
     /// stalled.
-    Link { stream: &'a LinkStream, patience: Duration },
-    /// An HTTP/2 stream. `patience`: as for a link.
-    Http2 { stream: Outgoing, patience: Duration },
+    Link { stream: &'a LinkStream, max_wait: Duration },
+    /// An HTTP/2 stream. `max_wait`: as for a link.
+    Http2 { stream: Outgoing, max_wait: Duration },
 }
 
 /// The limit on pauses in the middle of a body.
@@ -300,11 +300,11 @@ impl Sink<'_> {
                 }
                 Ok(())
             }
-            (Self::Link { stream, patience }, Piece::Data(data)) => {
-                send(stream, data, last, *patience).await
+            (Self::Link { stream, max_wait }, Piece::Data(data)) => {
+                send(stream, data, last, *max_wait).await
             }
-            (Self::Http2 { stream, patience }, Piece::Data(data)) => {
-                send_http2(stream, data, last, *patience).await
+            (Self::Http2 { stream, max_wait }, Piece::Data(data)) => {
+                send_http2(stream, data, last, *max_wait).await
             }
             (Self::Http2 { stream, .. }, Piece::Trailers(trailers)) => {
                 stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
@@ -323,8 +323,8 @@ impl Sink<'_> {
         }
     }
 
-    /// Marks the body complete; `told`: its last piece has already done so.
-    pub(super) async fn finish(&mut self, told: bool) -> Result<(), Broken> {
+    /// Marks the body complete; `reported`: its last piece has already done so.
+    pub(super) async fn finish(&mut self, reported: bool) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, chunked } => {
                 if *chunked {
@@ -332,11 +332,11 @@ impl Sink<'_> {
                 }
                 flush(writer).await
             }
-            Self::Link { .. } | Self::Http2 { .. } if told => Ok(()),
-            Self::Http2 { stream, patience } => {
-                send_http2(stream, Bytes::new(), true, *patience).await
+            Self::Link { .. } | Self::Http2 { .. } if reported => Ok(()),
+            Self::Http2 { stream, max_wait } => {
+                send_http2(stream, Bytes::new(), true, *max_wait).await
             }
-            Self::Link { stream, patience } => send(stream, Bytes::new(), true, *patience).await,
+            Self::Link { stream, max_wait } => send(stream, Bytes::new(), true, *max_wait).await,
         }
     }
 
@@ -364,9 +364,9 @@ pub(crate) async fn send(
     stream: &LinkStream,
     data: Bytes,
     end: bool,
-    patience: Duration,
+    max_wait: Duration,
 ) -> Result<(), Broken> {
-    push_all(data, patience, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
+    push_all(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
 /// Sends all of `data` on an HTTP/2 stream.
@@ -374,20 +374,20 @@ pub(super) async fn send_http2(
     stream: &Outgoing,
     data: Bytes,
     end: bool,
-    patience: Duration,
+    max_wait: Duration,
 ) -> Result<(), Broken> {
-    push_all(data, patience, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
+    push_all(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
 /// Sends all of `data`, as long as the peer grants credit within the timeout.
 async fn push_all(
     mut data: Bytes,
-    patience: Duration,
+    max_wait: Duration,
     mut poll: impl FnMut(&mut Context<'_>, &mut Bytes) -> Poll<Result<(), ()>>,
 ) -> Result<(), Broken> {
     loop {
         let before = data.len();
-        match within(patience, |cx| poll(cx, &mut data)).await {
+        match within(max_wait, |cx| poll(cx, &mut data)).await {
             Some(sent) => return sent.map_err(|()| Broken::Sink),
             None if data.len() < before => {}
             None => return Err(Broken::SinkStalled),

@@ -15,7 +15,7 @@ use crate::error::Failure;
 use crate::hits;
 use crate::record::Record;
 use crate::session::{Edge, Session};
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 /// Routes a request that arrived on a port of the gateway.
 pub(crate) async fn route(
@@ -25,10 +25,10 @@ pub(crate) async fn route(
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let worker = &session.worker;
-    let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+    let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
     record.subject.port = edge.port;
     // The connection may be older than the configuration.
-    let plan = scene.plans.gateway.as_ref().and_then(|plan| plan.ports.get(&edge.port).cloned());
+    let plan = config.plans.gateway.as_ref().and_then(|plan| plan.ports.get(&edge.port).cloned());
     let plan = plan.ok_or(Reason::NoRoute)?;
     let (listeners, server_name) = match (&*plan, edge.scheme) {
         (GatewayPortPlan::Http(listeners), Scheme::Http) => (listeners, None),
@@ -42,7 +42,7 @@ pub(crate) async fn route(
     let stay = match &mut choice {
         GatewayChoice::Route(choice) => Stay::of(
             choice,
-            (&scene.plans, may_keep(worker, (&scene, None), &view)),
+            (&config.plans, may_keep(worker, (&config, None), &view)),
             &view,
             date::since_epoch,
         ),
@@ -64,7 +64,7 @@ pub(crate) async fn route(
             let at = (edge.scheme, edge.port);
             let redirection = actions.as_ref().and_then(|it| it.redirection_at(&view, at));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
-            let bound = Bound::to(scene.clone(), Destination::Redirected(redirection));
+            let bound = Bound::to(config.clone(), Destination::Redirected(redirection));
             Ok(Bound { actions, ..bound })
         }
         GatewayChoice::Route(RouteChoice::InvalidBackend { rule }) => {
@@ -83,18 +83,18 @@ pub(crate) async fn route(
 pub(crate) async fn service_of(
     session: &Session,
     backend: &WeightedBackend,
-) -> Result<(Arc<Scene>, Arc<ServicePlan>), Reason> {
+) -> Result<(Arc<ConfigSnapshot>, Arc<ServicePlan>), Reason> {
     let worker = &session.worker;
-    let patience = worker.config.limits.discovery_timeout;
-    let found = worker.world.with_service(&backend.service, patience).await;
-    let (scene, plan) = found.map_err(|reason| match reason {
+    let max_wait = worker.config.limits.discovery_timeout;
+    let found = worker.world.with_service(&backend.service, max_wait).await;
+    let (config, plan) = found.map_err(|reason| match reason {
         Reason::UnknownService => Reason::InvalidBackend,
         reason => reason,
     })?;
-    worker.sweep(&scene);
+    worker.sweep(&config);
     match plan.view.reach {
         Reach::Denied => Err(Reason::DeniedOutbound),
-        Reach::Allowed => Ok((scene, plan)),
+        Reach::Allowed => Ok((config, plan)),
     }
 }
 
@@ -105,11 +105,11 @@ async fn to_backend(
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let worker = &session.worker;
-    let (scene, plan) = service_of(session, backend).await?;
+    let (config, plan) = service_of(session, backend).await?;
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    Ok(to_port(worker, (scene, port), view)?)
+    Ok(to_port(worker, (config, port), view)?)
 }
 
 impl Exchange<'_, '_> {
@@ -126,7 +126,7 @@ impl Exchange<'_, '_> {
                     || it.request.appended().any(|(known, _)| known == name)
             })
         };
-        let told = client.into_iter().filter(|(name, _)| !is_said(name));
-        self.marks.extend(told.map(|(name, value)| (name.to_owned(), value)));
+        let reported = client.into_iter().filter(|(name, _)| !is_said(name));
+        self.marks.extend(reported.map(|(name, value)| (name.to_owned(), value)));
     }
 }

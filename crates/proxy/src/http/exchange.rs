@@ -4,15 +4,15 @@ mod aside;
 mod begun;
 mod guarded;
 mod hedged;
+mod observer;
 mod pinned;
 mod rerouted;
 mod shown;
-mod witness;
 
 pub(crate) use hedged::Beside;
+pub(crate) use observer::ResponseObserver;
+use observer::Seat;
 pub(crate) use pinned::Pins;
-use witness::Seat;
-pub(crate) use witness::Witness;
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -44,11 +44,11 @@ use crate::error::Failure;
 use crate::hits;
 use crate::http2::cancel;
 use crate::record::{Hedge, Record};
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
+use crate::upstream::cluster::{Trial, UpstreamCluster};
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::{kept, pick};
 use crate::upstream::priorities::Priorities;
-use crate::upstream::ward::{Trial, Ward};
 use crate::upstream::{Destined, Timed, Upstream};
 
 /// Headers that are added to a request; those of a trace context need no allocation.
@@ -76,7 +76,7 @@ pub(crate) struct Exchange<'a, 'io> {
     /// The same buffer, also for mirrored copies and hedged attempts.
     kept: Option<Rc<Hold>>,
     /// The observer notified when the response starts.
-    pub(crate) witness: Option<Witness>,
+    pub(crate) observer: Option<ResponseObserver>,
     /// The response header changes with CORS, including those of the rule.
     pub(crate) cross_origin: Option<FieldEdits>,
     /// The latency measurement of the current attempt, at an endpoint.
@@ -111,7 +111,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             actions: None,
             held: None,
             kept: None,
-            witness: None,
+            observer: None,
             cross_origin: None,
             timed: None,
             trial: None,
@@ -119,8 +119,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
             marks: Vec::new(),
             keeps: None,
         };
-        if let Some(sighting) = &mut exchange.record.sighting {
-            sighting.request(request, &session.worker);
+        if let Some(trace) = &mut exchange.record.trace {
+            trace.request(request, &session.worker);
         }
         exchange
     }
@@ -173,7 +173,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Err(reason) => scheme::aim(self.session, self.request, reason)?,
         };
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
-        match &bound.scene.plans.guards {
+        match &bound.config.plans.guards {
             None => self.authorize(&aim, &bound)?,
             // Boxed to keep the future small for other requests.
             Some(guards) => Box::pin(self.authorize_guarded(guards, &aim, &bound)).await?,
@@ -241,8 +241,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Evaluates the authorization policies of the mesh.
     fn let_in(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let access = &bound.scene.plans.access;
-        let permit = self.session.permit(&bound.scene, self.record.started)?;
+        let access = &bound.config.plans.access;
+        let permit = self.session.permit(&bound.config, self.record.started)?;
         let permit = access.request(&permit, view)?;
         self.record.permit(access, permit);
         Ok(())
@@ -257,9 +257,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Returns the port on which the request arrived, if any limit applies to it.
     fn limited(&self, bound: &Bound) -> Option<u16> {
-        match &self.session.entrance {
-            Entrance::Inbound { port } => {
-                Some(*port).filter(|it| bound.scene.plans.limits.concern(*it))
+        match &self.session.listener_kind {
+            ListenerKind::Inbound { port } => {
+                Some(*port).filter(|it| bound.config.plans.limits.concern(*it))
             }
             _ => None,
         }
@@ -269,18 +269,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
     #[inline(never)]
     fn admit(&self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let now = self.session.worker.world.age();
-        Ok(bound.scene.plans.limits.admit(port, (view, self.caller()), now)?)
+        Ok(bound.config.plans.limits.admit(port, (view, self.caller()), now)?)
     }
 
     /// Acquires a concurrency permit of the application; returns the tokens if there is none.
     #[inline(never)]
     fn enter(&mut self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let (worker, limits) = (&self.session.worker, &bound.scene.plans.limits);
+        let (worker, limits) = (&self.session.worker, &bound.config.plans.limits);
         let is_whole = self.body.is_empty() && !self.request.upgrade;
         let place = limits.enter(port, is_whole, worker.world.age());
         let place = place.inspect_err(|_| limits.give_back(port, (view, self.caller())))?;
-        let seat = |place| Witness::Place(Box::new(Seat { place, worker: worker.clone() }));
-        self.witness = place.map(seat);
+        let seat =
+            |place| ResponseObserver::Place(Box::new(Seat { place, worker: worker.clone() }));
+        self.observer = place.map(seat);
         Ok(())
     }
 
@@ -291,13 +292,13 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// Adds the marks of a lane to an inbound request, for the application to propagate; at a gateway, adds
     /// headers about the client.
     fn mark(&mut self, aim: &Aim<'_>, bound: &Bound) {
-        let Entrance::Inbound { port } = &self.session.entrance else {
+        let ListenerKind::Inbound { port } = &self.session.listener_kind else {
             if let Some(edge) = &self.session.edge {
                 self.tell_of_client(edge, bound.actions.as_ref());
             }
             return;
         };
-        let lanes = &bound.scene.plans.lanes;
+        let lanes = &bound.config.plans.lanes;
         if lanes.concern(*port) {
             let view = self.request.view(aim);
             let marks = lanes.mark(*port, &view, &mut || self.session.worker.draw());
@@ -311,7 +312,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Returns the span of the request if it is traced.
     pub(crate) fn span(&self) -> Option<&Span> {
-        self.record.sighting.as_ref().and_then(|sighting| sighting.span.as_ref())
+        self.record.trace.as_ref().and_then(|trace| trace.span.as_ref())
     }
 
     /// Returns the headers that are added to the request, `context` among them.
@@ -332,8 +333,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Sends the request, and to another endpoint if the first attempt fails in a way that permits it.
     async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
-        if let Some(treatment) = bound.unusual.as_ref().filter(|it| it.faults.is_some()) {
-            self.inject(aim, bound, treatment).await?;
+        if let Some(traffic_policy) = bound.unusual.as_ref().filter(|it| it.faults.is_some()) {
+            self.inject(aim, bound, traffic_policy).await?;
         }
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
@@ -377,13 +378,13 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 None => {
                     self.may_repeat(reason, bound)
                         && retry::retry(reason, &self.attempt_so_far((aim, bound)))
-                        && self.retrying.claim(bound.ward.as_deref())
+                        && self.retrying.claim(bound.cluster.as_deref())
                 }
                 Some(rule) => self.is_tried_again(rule, reason, (aim, bound)).await,
             };
             if !again {
-                let failure = match &bound.ward {
-                    Some(ward) => ward.failure(reason),
+                let failure = match &bound.cluster {
+                    Some(cluster) => cluster.failure(reason),
                     None => reason.into(),
                 };
                 // Boxed to keep the future small for other requests.
@@ -419,7 +420,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         // A withheld response has already been charged to the budget.
         let again = self.progress.kept_back.get().is_some()
             || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
-                && self.retrying.claim(bound.ward.as_deref())
+                && self.retrying.claim(bound.cluster.as_deref())
                 && again::pays(worker, self.record.subject.service.as_ref()));
         if again {
             tokio::time::sleep(retry::pause(rule, attempt.number, worker.draw())).await;
@@ -452,30 +453,30 @@ impl<'a, 'io> Exchange<'a, 'io> {
             true => self.private(bound, tried.as_ref())?,
         };
         *tried = destined.endpoint();
-        if self.witness.is_some() || bound.stay.is_some() {
+        if self.observer.is_some() || bound.stay.is_some() {
             self.goes_to(tried.as_ref(), bound);
         }
-        if let Some(ward) = &bound.ward {
-            self.trial = destined.begin(ward)?;
+        if let Some(cluster) = &bound.cluster {
+            self.trial = destined.begin(cluster)?;
         }
         self.timed = destined.enter();
-        if let Some(sighting) = &mut self.record.sighting {
-            sighting.upstream = Some(destined.address());
+        if let Some(trace) = &mut self.record.trace {
+            trace.upstream = Some(destined.address());
         }
         let lease = if self.progress.pins {
             let lease = Box::pin(self.lease_private(&destined, own));
-            match &bound.ward {
+            match &bound.cluster {
                 None => lease.await,
-                Some(ward) => Box::pin(ward.wait(lease)).await,
+                Some(cluster) => Box::pin(cluster.wait(lease)).await,
             }
         } else {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
             let wait = again::Prospect { bound, retries: self.record.retries };
             let lease = destined.lease(worker, self.timed.as_ref(), (found_http2, wait));
             let lease = pin!(lease);
-            match &bound.ward {
+            match &bound.cluster {
                 None => lease.await,
-                Some(ward) => ward.wait(lease).await,
+                Some(cluster) => cluster.wait(lease).await,
             }
         };
         let outcome = match lease {
@@ -521,7 +522,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         match &bound.destination {
             Destination::Application(application) => Ok(Destined::Application(application.clone())),
             Destination::Endpoints(priorities) => {
-                let at = (priorities, bound.ward.as_deref());
+                let at = (priorities, bound.cluster.as_deref());
                 let kept = bound.stay.as_ref().and_then(|stay| self.kept(stay, at, avoid));
                 let upstream = match kept {
                     Some(kept) => kept,
@@ -538,27 +539,27 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn kept(
         &self,
         stay: &Stay,
-        (priorities, ward): (&Priorities, Option<&Ward>),
+        (priorities, cluster): (&Priorities, Option<&UpstreamCluster>),
         avoid: Option<&EndpointId>,
     ) -> Option<Rc<Upstream>> {
         let worker = &self.session.worker;
-        let endpoints = priorities.serving(worker, ward, avoid);
-        kept(worker, (stay.endpoint(endpoints)?, ward), avoid)
+        let endpoints = priorities.serving(worker, cluster, avoid);
+        kept(worker, (stay.endpoint(endpoints)?, cluster), avoid)
     }
 
     /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
     #[inline(never)]
     fn goes_to(&mut self, endpoint: Option<&EndpointId>, bound: &Bound) {
-        if let Some(beside) = self.witness.as_ref().and_then(Witness::beside) {
+        if let Some(beside) = self.observer.as_ref().and_then(ResponseObserver::beside) {
             beside.went(endpoint.cloned());
         }
         if let Some(stay) = &bound.stay {
-            self.keeps = self.told_of(stay, endpoint);
+            self.keeps = self.known_of(stay, endpoint);
         }
     }
 
     /// With session persistence: returns the response field for a response of this endpoint.
-    fn told_of(&self, stay: &Stay, answers: Option<&EndpointId>) -> Option<Box<Named>> {
+    fn known_of(&self, stay: &Stay, answers: Option<&EndpointId>) -> Option<Box<Named>> {
         let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
         stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
     }

@@ -25,7 +25,7 @@ pub(super) use self::interim::{Awaited, Http2Answer, Unanswered};
 use self::sending::Sending;
 use super::again::{KeepBack, KeptBack};
 use super::body::{Noted, Silence, Sink, Source, pump};
-use super::exchange::{Exchange, Named, Witness};
+use super::exchange::{Exchange, Named, ResponseObserver};
 use super::grpc::{self, Call};
 use super::message::Reader;
 use super::request::{Aim, Request};
@@ -40,8 +40,8 @@ use crate::link::{Incoming, LinkHandle, LinkStream, Lost, ReceivedHead, rejectio
 use crate::record::Record;
 use crate::session::Session;
 use crate::tcp::http2_tunnel;
+use crate::upstream::cluster::Trial;
 use crate::upstream::pool::Sharing;
-use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
 use crate::worker::Worker;
 
@@ -115,7 +115,7 @@ async fn over_link(
     link: &LinkHandle,
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
-    let patience = limits.body_stall_timeout;
+    let max_wait = limits.body_stall_timeout;
     let uncongested = link.uncongested(limits.connect_timeout).await;
     uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
@@ -133,7 +133,7 @@ async fn over_link(
         _ => Reason::UpstreamRefused,
     })?;
     exchange.progress.request_sent = true;
-    let sink = Sink::Link { stream: &stream, patience };
+    let sink = Sink::Link { stream: &stream, max_wait };
     let sending = Sending::of(exchange);
     converse(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
 }
@@ -143,8 +143,8 @@ pub(crate) async fn answer(
     exchange: &mut Exchange<'_, '_>,
     stream: &LinkStream,
 ) -> Result<(), Reason> {
-    let patience = exchange.session.worker.config.limits.body_stall_timeout;
-    let sink = Sink::Link { stream, patience };
+    let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
+    let sink = Sink::Link { stream, max_wait };
     converse(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
 }
 
@@ -154,7 +154,7 @@ async fn over_http2(
     destined: &Destined,
     lease: &mut Http2Lease,
 ) -> Result<(), Reason> {
-    let patience = exchange.session.worker.config.limits.body_stall_timeout;
+    let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
     let head = asked::of(exchange, aim, destined)?;
     // The server may close the connection before it processes the request (RFC 9113 §6.8).
     exchange.hold_briefly();
@@ -162,7 +162,7 @@ async fn over_http2(
     exchange.progress.request_sent = true;
     let outgoing = Outgoing::new(stream);
     let asked = Asked::new(&outgoing);
-    let sink = Sink::Http2 { stream: outgoing, patience };
+    let sink = Sink::Http2 { stream: outgoing, max_wait };
     let sending = Sending::of(exchange);
     let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
     let outcome = converse(exchange, (sink, sending), upstream).await;
@@ -270,9 +270,9 @@ async fn converse(
     let Exchange {
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
-    let (witness, keeps) = (exchange.witness.as_ref(), exchange.keeps.as_deref());
+    let (observer, keeps) = (exchange.observer.as_ref(), exchange.keeps.as_deref());
     let (held, timed, trial) = (&exchange.held, exchange.timed.as_ref(), exchange.trial.as_ref());
-    let retrying = (trial.map(Trial::ward), &exchange.retrying);
+    let retrying = (trial.map(Trial::cluster), &exchange.retrying);
     let Progress { body_taken, kept_back, reset, .. } = progress;
     let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
     let (record, at) = (&*record, (&*session.worker, &**request));
@@ -300,7 +300,7 @@ async fn converse(
         edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
         keeps,
         keep_back,
-        witness,
+        observer,
         trial,
         timed,
         sending: &sending,
@@ -315,7 +315,7 @@ async fn converse(
         if sending.get().is_under_way()
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            sending.set(Sending::after(sent, started.get(), (witness, timed))?);
+            sending.set(Sending::after(sent, started.get(), (observer, timed))?);
         }
         let held = sending.get() == Sending::Held;
         if let Poll::Ready(received) = receive.as_mut().poll(cx) {
@@ -353,7 +353,7 @@ struct Reply<'a, 'io> {
     /// Decides if a response is withheld; `None` without a retry policy and without a buffered body.
     keep_back: Option<KeepBack<'a>>,
     /// The observer notified when the response starts.
-    witness: Option<&'a Witness>,
+    observer: Option<&'a ResponseObserver>,
     /// The outcome guard of an endpoint with a circuit breaker or outlier detection.
     trial: Option<&'a Trial>,
     /// The latency measurement of the endpoint.
@@ -523,12 +523,12 @@ impl Reply<'_, '_> {
             });
         }
         let keep_back = self.keep_back.as_ref();
-        if keep_back.is_some_and(|keep_back| keep_back.keeps(bytes, head, self.witness)) {
+        if keep_back.is_some_and(|keep_back| keep_back.keeps(bytes, head, self.observer)) {
             // This reason is not reported.
             return Err(Reason::UpstreamReset);
         }
-        if let Some(witness) = self.witness {
-            witness.answers(self.request, (bytes, head));
+        if let Some(observer) = self.observer {
+            observer.answers(self.request, (bytes, head));
         }
         self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {

@@ -39,8 +39,8 @@ impl Call<'_> {
     /// Ends the response: without a status in the trailers, that of the head counts.
     pub(crate) fn ended(self, bytes: &[u8], head: &ResponseHead) {
         if self.0.get().is_none() {
-            let told = head.find(bytes, STATUS).next();
-            self.0.set(Some(told.map_or(GrpcStatus::of_http(head.status), GrpcStatus::of)));
+            let reported = head.find(bytes, STATUS).next();
+            self.0.set(Some(reported.map_or(GrpcStatus::of_http(head.status), GrpcStatus::of)));
         }
     }
 }
@@ -87,15 +87,15 @@ pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
 }
 
 /// Returns the gRPC status in the head of a response.
-pub(crate) fn told(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
+pub(crate) fn reported(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
     head.find(bytes, STATUS).next().map(GrpcStatus::of)
 }
 
 /// Returns the HTTP status of the response to a call, for retry policies: that of its head, or the equivalent
 /// of its gRPC status.
 pub(crate) fn stands_for(bytes: &[u8], head: &ResponseHead) -> u16 {
-    match (head.status, told(bytes, head)) {
-        (200, Some(told)) => class(told),
+    match (head.status, reported(bytes, head)) {
+        (200, Some(reported)) => class(reported),
         (status, _) => status,
     }
 }

@@ -13,7 +13,7 @@ use leno_wire::link::ResetCode;
 
 use crate::buffers::{self, Size};
 use crate::io::Io;
-use crate::patience::within;
+use crate::max_wait::within;
 
 /// The read half, with the bytes received after the last message.
 pub(crate) struct Reader {
@@ -29,7 +29,7 @@ pub(crate) struct Writer {
     pub(crate) io: Io,
     buffer: BytesMut,
     /// The time after which a peer that takes no pending output counts as stalled.
-    patience: Duration,
+    max_wait: Duration,
 }
 
 /// The reason why a head could not be read.
@@ -172,9 +172,9 @@ fn begins_http2(bytes: &[u8]) -> bool {
 }
 
 impl Writer {
-    /// `patience`: the time after which a peer that takes no pending output counts as stalled.
-    pub(crate) fn new(io: Io, patience: Duration) -> Self {
-        Self { io, buffer: BytesMut::new(), patience }
+    /// `max_wait`: the time after which a peer that takes no pending output counts as stalled.
+    pub(crate) fn new(io: Io, max_wait: Duration) -> Self {
+        Self { io, buffer: BytesMut::new(), max_wait }
     }
 
     /// Returns the buffer for further output.
@@ -200,7 +200,7 @@ impl Writer {
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
         loop {
             let before = self.buffer.len();
-            match within(self.patience, |cx| self.poll_flush(cx)).await {
+            match within(self.max_wait, |cx| self.poll_flush(cx)).await {
                 Some(flushed) => return flushed,
                 None if self.buffer.len() < before => {}
                 None => return Err(io::ErrorKind::TimedOut.into()),

@@ -23,12 +23,12 @@ use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::pick::pick;
 use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 /// Copies of one request, before they are sent.
 pub(crate) struct Copies {
     worker: Rc<Worker>,
-    scene: Arc<Scene>,
+    config: Arc<ConfigSnapshot>,
     to: Vec<WeightedBackend>,
     head: Bytes,
 }
@@ -43,12 +43,12 @@ impl Copies {
     /// Creates the copies of a request with this head.
     pub(crate) fn new(
         worker: &Rc<Worker>,
-        scene: &Arc<Scene>,
+        config: &Arc<ConfigSnapshot>,
         to: Vec<WeightedBackend>,
         head: BytesMut,
     ) -> Self {
-        let (worker, scene) = (worker.clone(), scene.clone());
-        Self { worker, scene, to, head: head.freeze() }
+        let (worker, config) = (worker.clone(), config.clone());
+        Self { worker, config, to, head: head.freeze() }
     }
 
     /// Sends the copies with this body; `None` if it is incomplete, or too large to buffer.
@@ -61,7 +61,7 @@ impl Copies {
             };
             let copy = Copy {
                 worker: self.worker.clone(),
-                scene: self.scene.clone(),
+                config: self.config.clone(),
                 backend,
                 head: self.head.clone(),
                 body: body.clone().unwrap_or_default(),
@@ -114,7 +114,7 @@ impl Drop for Place {
 /// A copy of a request.
 struct Copy {
     worker: Rc<Worker>,
-    scene: Arc<Scene>,
+    config: Arc<ConfigSnapshot>,
     backend: WeightedBackend,
     head: Bytes,
     body: Vec<Piece>,
@@ -122,27 +122,27 @@ struct Copy {
 
 impl Copy {
     async fn send(self) -> Result<(), Reason> {
-        let Self { worker, scene, backend, head, body } = self;
-        let service = scene.plans.service(&backend.service);
+        let Self { worker, config, backend, head, body } = self;
+        let service = config.plans.service(&backend.service);
         let port = service.and_then(|plan| plan.ports.get(&backend.port));
         let port = port.ok_or(Reason::InvalidBackend)?;
         let priorities = tagged(&worker, port, None)?;
-        let ward = worker.ward(port.treatment.as_ref(), (port, scene.version));
-        let upstream = pick(&worker, (&priorities, ward.as_deref()), None, None)?;
+        let cluster = worker.cluster(port.traffic_policy.as_ref(), (port, config.version));
+        let upstream = pick(&worker, (&priorities, cluster.as_deref()), None, None)?;
         // A member with a foreign proxy would need another framing.
         if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
         }
         // The limits on requests apply to copies, and the results of copies count for outlier detection.
-        let trial = match &ward {
+        let trial = match &cluster {
             None => None,
-            Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests))?),
+            Some(cluster) => Some(cluster.begin(&upstream, Some(|it| &it.requests))?),
         };
         let _under_way = upstream.enter();
         let lease = upstream.lease(&worker, None, Wait::Whole);
-        let lease = match &ward {
+        let lease = match &cluster {
             None => lease.await,
-            Some(ward) => ward.wait(lease).await,
+            Some(cluster) => cluster.wait(lease).await,
         };
         let outcome = match lease {
             Ok(Lease::Link(link)) => exchange(&worker, &link, &head, body).await,
@@ -150,7 +150,7 @@ impl Copy {
                 plain::over_http1(&worker, (&upstream, connection), head, body).await
             }
             Ok(Lease::Http2(lease)) if upstream.is_plain() => {
-                plain::over_http2(&worker, (&upstream, ward.as_deref()), lease, head, body).await
+                plain::over_http2(&worker, (&upstream, cluster.as_deref()), lease, head, body).await
             }
             // No failure of the endpoint: no request was sent.
             Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),
@@ -187,25 +187,25 @@ pub(crate) async fn send_whole(
     head: &[u8],
     body: Vec<Piece>,
 ) -> Result<LinkStream, Reason> {
-    let patience = worker.config.limits.connect_timeout;
-    link.uncongested(patience).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    let max_wait = worker.config.limits.connect_timeout;
+    link.uncongested(max_wait).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let stream = link
         .open(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
         .map_err(|_| Reason::UpstreamRefused)?;
-    match give(&stream, body, patience).await {
+    match give(&stream, body, max_wait).await {
         // A peer that responds early needs no more of the body (RFC 9112 §9.5).
         Err(_) if stream.has_more() => Ok(stream),
         given => given.map(|()| stream),
     }
 }
 
-async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Result<(), Reason> {
+async fn give(stream: &LinkStream, body: Vec<Piece>, max_wait: Duration) -> Result<(), Reason> {
     let mut rest = body.len();
     for piece in body {
         rest -= 1;
         match piece {
             Piece::Data(data) => {
-                send(stream, data, rest == 0, patience).await.map_err(|_| Reason::UpstreamReset)?
+                send(stream, data, rest == 0, max_wait).await.map_err(|_| Reason::UpstreamReset)?
             }
             Piece::Trailers(trailers) => {
                 stream.send_trailers(&trailers).map_err(lost_reason)?;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use leno_model::{Egress, Name, Occupant, Reason, ServiceName};
+use leno_model::{AddressEntry, Egress, Name, Reason, ServiceName};
 use leno_traffic::{Way, outside_rejection};
 
 use super::request::{Aim, Request};
@@ -20,11 +20,11 @@ pub(crate) fn route(
     at: SocketAddr,
     (request, aim): (&Request<'_>, &Aim<'_>),
 ) -> Result<Bound, Reason> {
-    let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    let plans = &scene.plans;
+    let config = session.worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let plans = &config.plans;
     if plans.snapshot.plan.egress == Egress::Deny
-        && plans.outlets.way(at) != Way::Open
-        && plans.outlets.by_request(at, &request.view(aim)).is_none()
+        && plans.egress_rules.way(at) != Way::Open
+        && plans.egress_rules.by_request(at, &request.view(aim)).is_none()
     {
         return Err(Reason::EgressDenied);
     }
@@ -34,7 +34,7 @@ pub(crate) fn route(
         None => Rc::new(Application::outside(at)),
     };
     *known = Some(there.clone());
-    Ok(Bound::to(Arc::clone(&scene), Destination::Application(there)))
+    Ok(Bound::to(Arc::clone(&config), Destination::Application(there)))
 }
 
 /// The destination that a client of the HTTP proxy names.
@@ -61,8 +61,8 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
     };
     match &service {
         Ok((service, port)) => {
-            let patience = worker.config.limits.discovery_timeout;
-            match worker.world.with_service(service, patience).await {
+            let max_wait = worker.config.limits.discovery_timeout;
+            match worker.world.with_service(service, max_wait).await {
                 Err(Reason::UnknownService) => {}
                 // Other failures are reported when the request is routed to the service.
                 Ok(_) | Err(_) => return Ok(Named::Service(service.clone(), *port)),
@@ -72,9 +72,9 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
         Err(reason) => return Err(*reason),
     }
     let may_leave = {
-        let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-        let plans = &scene.plans;
-        plans.snapshot.plan.egress == Egress::Allow || plans.outlets.may_lead_to(port)
+        let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+        let plans = &config.plans;
+        plans.snapshot.plan.egress == Egress::Allow || plans.egress_rules.may_lead_to(port)
     };
     let named = service.as_ref().ok().map(|(service, _)| service);
     let knows = |namespace: &Name| knows_namespace(session, namespace);
@@ -94,11 +94,11 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, R
     if at.ip().is_loopback() {
         return Ok(Named::Outside(at));
     }
-    let patience = worker.config.limits.discovery_timeout;
-    match &*worker.world.occupant(at.ip(), patience).await? {
-        Occupant::Outside => Ok(Named::Outside(at)),
-        Occupant::Service(service) => Ok(Named::Service(service.clone(), at.port())),
-        Occupant::Workload { .. } => Err(Reason::UnknownService),
+    let max_wait = worker.config.limits.discovery_timeout;
+    match &*worker.world.address_entry(at.ip(), max_wait).await? {
+        AddressEntry::Outside => Ok(Named::Outside(at)),
+        AddressEntry::Service(service) => Ok(Named::Service(service.clone(), at.port())),
+        AddressEntry::Workload { .. } => Err(Reason::UnknownService),
     }
 }
 
@@ -106,8 +106,8 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, R
 /// mistake.
 #[cold]
 fn knows_namespace(session: &Session, namespace: &Name) -> bool {
-    let Some(scene) = session.worker.world.scene() else { return true };
-    let plans = &scene.plans;
+    let Some(config) = session.worker.world.config() else { return true };
+    let plans = &config.plans;
     *namespace == plans.snapshot.plan.workload.namespace
         || plans.services.keys().any(|known| known.namespace == *namespace)
 }

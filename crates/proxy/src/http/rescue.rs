@@ -9,7 +9,7 @@ use leno_wire::link::ResetCode;
 use super::answer::Answer;
 use super::respond::Responder;
 use crate::error::Failure;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 
 /// Sends an error response. External clients receive the reason without names. `bodiless`: the client reads no
 /// body. `is_call`: a gRPC call, which expects `grpc-status`. `edits`: the CORS headers. Returns false if no
@@ -25,10 +25,10 @@ pub(crate) async fn answer(
     if status == 0 {
         return false;
     }
-    let is_stranger = session.edge.is_some();
+    let is_external_client = session.edge.is_some();
     let to_sidecar = session.is_private;
     let label = failure.reason.label();
-    let why = if is_stranger {
+    let why = if is_external_client {
         Cow::Borrowed(label)
     } else {
         let side = side(failure.reason.side());
@@ -68,7 +68,7 @@ pub(crate) async fn answer(
             answer.send(responder, true).await
         }
         responder => {
-            let text = body(failure, is_stranger, caption(failure, session, responder));
+            let text = body(failure, is_external_client, caption(failure, session, responder));
             let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
@@ -118,17 +118,19 @@ fn with_own<'a>(
 fn caption(failure: &Failure, session: &Session, responder: &Responder<'_>) -> &'static str {
     match responder {
         // The only HTTP/2 response on that port.
-        Responder::Http2 { .. } if session.entrance == Entrance::HttpProxy => HTTP_PROXY,
+        Responder::Http2 { .. } if session.listener_kind == ListenerKind::HttpProxy => HTTP_PROXY,
         _ => failure.reason.caption(),
     }
 }
 
-fn body(failure: &Failure, is_stranger: bool, caption: &str) -> String {
+fn body(failure: &Failure, is_external_client: bool, caption: &str) -> String {
     if let Some(body) = failure.answer.as_ref().and_then(|answer| answer.body.clone()) {
         return body;
     }
     match &failure.policy {
-        Some(policy) if !is_stranger => format!("leno: {caption} ({} {policy})\n", policy.kind()),
+        Some(policy) if !is_external_client => {
+            format!("leno: {caption} ({} {policy})\n", policy.kind())
+        }
         _ => format!("leno: {caption}\n"),
     }
 }

@@ -25,11 +25,11 @@ pub(crate) enum Responder<'a> {
         /// True if the connection may serve another request afterwards.
         keep_alive: bool,
     },
-    /// A stream of a link. `patience`: the time after which a peer that takes no pending data counts as
+    /// A stream of a link. `max_wait`: the time after which a peer that takes no pending data counts as
     /// stalled.
-    Link { stream: &'a LinkStream, patience: Duration },
+    Link { stream: &'a LinkStream, max_wait: Duration },
     /// An HTTP/2 stream. `grpc`: the client expects `grpc-status`.
-    Http2 { reply: Reply, patience: Duration, grpc: bool },
+    Http2 { reply: Reply, max_wait: Duration, grpc: bool },
 }
 
 /// The client is gone.
@@ -41,7 +41,7 @@ impl Responder<'_> {
     pub(crate) async fn uncongested(&self) -> Result<(), ClientGone> {
         match self {
             Self::Http1 { .. } | Self::Http2 { .. } => Ok(()),
-            Self::Link { stream, patience } => match stream.uncongested(*patience).await {
+            Self::Link { stream, max_wait } => match stream.uncongested(*max_wait).await {
                 Some(Ok(())) => Ok(()),
                 Some(Err(_)) | None => Err(ClientGone),
             },
@@ -90,8 +90,8 @@ impl Responder<'_> {
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { reply, .. } => reply.ask_for_body(),
-            Self::Link { stream, patience } => {
-                let Some(Ok(())) = stream.uncongested(*patience).await else {
+            Self::Link { stream, max_wait } => {
+                let Some(Ok(())) = stream.uncongested(*max_wait).await else {
                     return Err(ClientGone);
                 };
                 stream
@@ -136,18 +136,18 @@ impl Responder<'_> {
                 write_response(bytes, head, &edits, writer.room());
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
-            Self::Http2 { reply, patience, .. } => {
+            Self::Http2 { reply, max_wait, .. } => {
                 let stream = reply.start(bytes, head, (add, rule), bodiless)?;
-                Ok(Sink::Http2 { stream, patience: *patience })
+                Ok(Sink::Http2 { stream, max_wait: *max_wait })
             }
-            Self::Link { stream, patience } => {
+            Self::Link { stream, max_wait } => {
                 let connection =
                     if head.tunnel { Connection::Upgrade } else { Connection::KeepAlive };
                 let edits = ResponseEdits { add, ..ruled(rule, Framing::Outside, connection) };
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
-                Ok(Sink::Link { stream, patience: *patience })
+                Ok(Sink::Link { stream, max_wait: *max_wait })
             }
         }
     }

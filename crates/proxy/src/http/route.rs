@@ -8,7 +8,7 @@ use std::time::Duration;
 use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
 use leno_traffic::forwarded::EffectivePolicies;
-use leno_traffic::treatment::PortTreatment;
+use leno_traffic::traffic_policy::PortTrafficPolicy;
 use leno_traffic::{
     Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, TagDecision,
     host,
@@ -21,40 +21,40 @@ use super::request::{Aim, Request};
 use crate::error::Failure;
 use crate::hits;
 use crate::record::Record;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 use crate::upstream::Application;
+use crate::upstream::cluster::UpstreamCluster;
 use crate::upstream::pick::{Hashed, kept};
 use crate::upstream::priorities::Priorities;
-use crate::upstream::ward::Ward;
 use crate::worker::Worker;
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 /// The route of a request, under the configuration snapshot that it holds.
 pub(crate) struct Bound {
-    pub(crate) scene: Arc<Scene>,
+    pub(crate) config: Arc<ConfigSnapshot>,
     pub(crate) destination: Destination,
     /// The timeout of the whole exchange.
     pub(crate) timeout: Option<Duration>,
     /// The other actions of the selected rule; `None` if there are none.
     pub(crate) actions: Option<Arc<CompiledActions>>,
     /// The upstream cluster state with circuit breaker and outlier detection, if any policy applies.
-    pub(crate) ward: Option<Rc<Ward>>,
+    pub(crate) cluster: Option<Rc<UpstreamCluster>>,
     /// The hash of the request, if a load balancing policy uses one.
     pub(crate) hashed: Option<Hashed>,
     /// The traffic policy, if it includes fault injection or hedging.
-    pub(crate) unusual: Option<Arc<PortTreatment>>,
+    pub(crate) unusual: Option<Arc<PortTrafficPolicy>>,
     /// With session persistence: the session, and the endpoint it is bound to.
     pub(crate) stay: Option<Box<Stay>>,
 }
 
 impl Bound {
-    pub(crate) fn to(scene: Arc<Scene>, destination: Destination) -> Self {
+    pub(crate) fn to(config: Arc<ConfigSnapshot>, destination: Destination) -> Self {
         Self {
-            scene,
+            config,
             destination,
             timeout: None,
             actions: None,
-            ward: None,
+            cluster: None,
             hashed: None,
             unusual: None,
             stay: None,
@@ -89,25 +89,25 @@ pub(crate) async fn route(
     aim: &Aim<'_>,
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
-    match &session.entrance {
-        Entrance::Inbound { port } => {
+    match &session.listener_kind {
+        ListenerKind::Inbound { port } => {
             let found_http2 = session.found_http2 || request.head.http2;
             application(session, (*port, found_http2), record)
         }
-        Entrance::Door { service, port } | Entrance::Service { service, port } => {
+        ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             // The service of an outbound listener is configured; that of a client of the HTTP proxy has to be
             // resolved.
             record.subject.service = Some(service.clone());
             to_service(session, (service, *port), request, aim, record).await
         }
-        Entrance::Pinned { at, id } => pinned(session, (*at, id), record).await,
+        ListenerKind::Pinned { at, id } => pinned(session, (*at, id), record).await,
         // Boxed to keep the future small for other requests.
-        Entrance::Gateway { .. } => match &session.edge {
+        ListenerKind::Gateway { .. } => match &session.edge {
             Some(edge) => Box::pin(edge::route(session, edge, (request, aim), record)).await,
             None => Err(Reason::NoRoute.into()),
         },
-        Entrance::Address(at) => Ok(outside::route(session, *at, (request, aim))?),
-        Entrance::HttpProxy => {
+        ListenerKind::Address(at) => Ok(outside::route(session, *at, (request, aim))?),
+        ListenerKind::HttpProxy => {
             // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
             // looped back has none.
             let named = match aim.origin {
@@ -133,13 +133,13 @@ async fn pinned(
     record.subject.service = Some(id.service.clone());
     record.subject.port = id.port;
     let worker = &session.worker;
-    let patience = worker.config.limits.discovery_timeout;
-    let (scene, endpoint) = worker.world.pinned(at, id, patience).await?;
-    worker.sweep(&scene);
+    let max_wait = worker.config.limits.discovery_timeout;
+    let (config, endpoint) = worker.world.pinned(at, id, max_wait).await?;
+    worker.sweep(&config);
     if worker.world.protocol_at(at) == Some(Protocol::Tcp) {
         return Err(outdated(session));
     }
-    Ok(Bound::to(scene, Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None))))
+    Ok(Bound::to(config, Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None))))
 }
 
 /// Returns the application's port, as the snapshot describes it. `found_http2`: the client uses HTTP/2, and so
@@ -149,8 +149,8 @@ pub(crate) fn application(
     (port, found_http2): (u16, bool),
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
-    let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    let plan = &scene.plans.snapshot.plan;
+    let config = session.worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let plan = &config.plans.snapshot.plan;
     record.subject.port = port;
     // The connection may be older than the configuration.
     let known = plan.ports.iter().find(|known| known.port == port);
@@ -158,7 +158,7 @@ pub(crate) fn application(
         Protocol::Detect if found_http2 => Protocol::Http2,
         // Only the rule that opened the port for clients outside the mesh declares its protocol.
         Protocol::Detect if session.carrier == Carrier::Clear && session.identity.is_none() => {
-            scene.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)
+            config.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)
         }
         known => known,
     };
@@ -166,7 +166,7 @@ pub(crate) fn application(
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application(destination, speaks));
-    Ok(Bound::to(scene, destination))
+    Ok(Bound::to(config, destination))
 }
 
 /// Parses an authority into a service and a port.
@@ -175,8 +175,8 @@ pub(crate) fn named(session: &Session, authority: &str) -> Result<(ServiceName, 
         Some((name, port)) => (name, port.parse().map_err(|_| Reason::BadRequest)?),
         None => (authority, HTTP_PORT),
     };
-    let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    let namespace = &scene.plans.snapshot.plan.workload.namespace;
+    let config = session.worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let namespace = &config.plans.snapshot.plan.workload.namespace;
     let service = host::service_of(name, namespace).ok_or(Reason::UnknownService)?;
     Ok((service, port))
 }
@@ -187,8 +187,8 @@ pub(crate) async fn tunnel(session: &Session, authority: &str) -> Result<Named, 
         Named::Service(service, port) => (service, port),
         outside => return Ok(outside),
     };
-    let patience = session.worker.config.limits.discovery_timeout;
-    let (_, plan) = session.worker.world.with_service(&service, patience).await?;
+    let max_wait = session.worker.config.limits.discovery_timeout;
+    let (_, plan) = session.worker.world.with_service(&service, max_wait).await?;
     match (plan.view.reach, plan.ports.contains_key(&port)) {
         (Reach::Denied, _) => Err(Reason::DeniedOutbound),
         (Reach::Allowed, false) => Err(Reason::UnknownService),
@@ -204,22 +204,22 @@ async fn to_service(
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let worker = &session.worker;
-    let patience = worker.config.limits.discovery_timeout;
-    let (scene, plan) = worker.world.with_service(service, patience).await?;
-    worker.sweep(&scene);
+    let max_wait = worker.config.limits.discovery_timeout;
+    let (config, plan) = worker.world.with_service(service, max_wait).await?;
+    worker.sweep(&config);
     record.subject.service = Some(service.clone());
     if plan.view.reach == Reach::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
-    if port_plan.protocol == Protocol::Tcp && session.entrance != Entrance::HttpProxy {
+    if port_plan.protocol == Protocol::Tcp && session.listener_kind != ListenerKind::HttpProxy {
         return Err(outdated(session));
     }
     let view = request.view(aim);
     let mut choice = port_plan.routes.choose(&view, worker.draw());
-    let may_keep = may_keep(worker, (&scene, Some(port_plan)), &view);
-    let stay = Stay::of(&mut choice, (&scene.plans, may_keep), &view, date::since_epoch);
+    let may_keep = may_keep(worker, (&config, Some(port_plan)), &view);
+    let stay = Stay::of(&mut choice, (&config.plans, may_keep), &view, date::since_epoch);
     let (behind, policies, timeout, actions) = match choice {
         RouteChoice::Direct => {
             let actions = port_plan.routes.direct_actions().cloned();
@@ -228,7 +228,7 @@ async fn to_service(
         RouteChoice::To { rule, backend, index } => {
             hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
-            let behind = scene.plans.service(&backend.service);
+            let behind = config.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
@@ -242,7 +242,7 @@ async fn to_service(
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
             let destination = Destination::Redirected(redirection);
-            return Ok(Bound { actions, ..Bound::to(scene, destination) });
+            return Ok(Bound { actions, ..Bound::to(config, destination) });
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { rule } => {
@@ -253,12 +253,12 @@ async fn to_service(
     let endpoints = tagged(worker, behind, Some(&view))?;
     let destination = Destination::Endpoints(endpoints);
     if policies.0.is_none() {
-        return Ok(Bound { timeout, actions, stay, ..Bound::to(scene, destination) });
+        return Ok(Bound { timeout, actions, stay, ..Bound::to(config, destination) });
     }
-    let hashed = hashed((&scene, behind), policies, Some(&view));
-    let ward = worker.ward(policies.0, (behind, scene.version));
+    let hashed = hashed((&config, behind), policies, Some(&view));
+    let cluster = worker.cluster(policies.0, (behind, config.version));
     let unusual = unusual(policies.0);
-    Ok(Bound { destination, timeout, actions, ward, hashed, unusual, stay, scene })
+    Ok(Bound { destination, timeout, actions, cluster, hashed, unusual, stay, config })
 }
 
 /// Fails a request on a connection that was handled as HTTP before its port was known to carry TCP. TCP
@@ -273,51 +273,51 @@ fn outdated(session: &Session) -> Failure {
 /// another backend may be used. `called`: the port of the called service, if any.
 pub(crate) fn may_keep<'a>(
     worker: &'a Rc<Worker>,
-    (scene, called): (&'a Scene, Option<&'a PortPlan>),
+    (config, called): (&'a ConfigSnapshot, Option<&'a PortPlan>),
     view: &'a RequestView<'_>,
 ) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool + 'a {
     move |port, endpoint| {
         let id = &endpoint.id;
         let policies = called
             .map_or_else(|| port.own_policies(), |it| it.policies_to(&id.service, id.port, port));
-        let ward = worker.ward(policies.0, (port, scene.version));
+        let cluster = worker.cluster(policies.0, (port, config.version));
         let is_left = port.tags.as_ref().is_none_or(|tags| {
             let left = priorities(&tags.choose(view, &mut || worker.draw()));
-            let left = left.as_ref().map(|left| left.serving(worker, ward.as_deref(), None));
+            let left = left.as_ref().map(|left| left.serving(worker, cluster.as_deref(), None));
             left.is_some_and(|left| left.iter().any(|left| left.id == endpoint.id))
         });
-        is_left && kept(worker, (endpoint, ward.as_deref()), None).is_some()
+        is_left && kept(worker, (endpoint, cluster.as_deref()), None).is_some()
     }
 }
 
 /// Returns the endpoints of a port that may receive a request, with their upstream cluster state.
 pub(crate) fn to_port(
     worker: &Rc<Worker>,
-    (scene, port): (Arc<Scene>, &PortPlan),
+    (config, port): (Arc<ConfigSnapshot>, &PortPlan),
     view: &RequestView<'_>,
 ) -> Result<Bound, Reason> {
     let endpoints = tagged(worker, port, Some(view))?;
     let policies = port.own_policies();
-    let hashed = hashed((&scene, port), policies, Some(view));
-    let ward = worker.ward(policies.0, (port, scene.version));
+    let hashed = hashed((&config, port), policies, Some(view));
+    let cluster = worker.cluster(policies.0, (port, config.version));
     let unusual = unusual(policies.0);
-    let bound = Bound::to(scene, Destination::Endpoints(endpoints));
-    Ok(Bound { ward, hashed, unusual, ..bound })
+    let bound = Bound::to(config, Destination::Endpoints(endpoints));
+    Ok(Bound { cluster, hashed, unusual, ..bound })
 }
 
 /// Returns the traffic policy of a request if it includes fault injection or hedging.
-fn unusual(treatment: Option<&Arc<PortTreatment>>) -> Option<Arc<PortTreatment>> {
-    treatment.filter(|it| it.faults.is_some() || it.hedging.is_some()).cloned()
+fn unusual(traffic_policy: Option<&Arc<PortTrafficPolicy>>) -> Option<Arc<PortTrafficPolicy>> {
+    traffic_policy.filter(|it| it.faults.is_some() || it.hedging.is_some()).cloned()
 }
 
 /// Returns the hash of a request, or of a connection without visible requests.
 pub(crate) fn hashed(
-    (scene, port): (&Scene, &PortPlan),
-    (treatment, places): EffectivePolicies<'_>,
+    (config, port): (&ConfigSnapshot, &PortPlan),
+    (traffic_policy, places): EffectivePolicies<'_>,
     request: Option<&RequestView<'_>>,
 ) -> Option<Hashed> {
-    let balancing = treatment?.balancing.as_ref()?;
-    let caller = &scene.plans.snapshot.plan.workload;
+    let balancing = traffic_policy?.balancing.as_ref()?;
+    let caller = &config.plans.snapshot.plan.workload;
     let key = Key::of(balancing.rule.algorithm.key()?, request, caller)?;
     let places = places.cloned().map(|places| (port.endpoints.clone(), places));
     Some(Hashed { key, places })

@@ -24,9 +24,9 @@ use crate::http2::cancel;
 use crate::http2::offer;
 use crate::io::Io;
 use crate::link::{Lost, Opened};
-use crate::patience::finished_within;
+use crate::max_wait::finished_within;
 use crate::record::Record;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 
 /// The result of serving a connection.
 pub(crate) enum Served {
@@ -50,13 +50,13 @@ pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Se
         if let Some(served) = served {
             return served;
         }
-        let patience = session.patience().saturating_sub(session.worker.config.limits.rest_after);
+        let max_wait = session.max_wait().saturating_sub(session.worker.config.limits.rest_after);
         let readable = || poll_fn(|cx| io.poll_readable(cx));
         let is_asked = tokio::select! {
             biased;
-            waited = timeout(patience, readable()) => matches!(waited, Ok(Ok(()))),
+            waited = timeout(max_wait, readable()) => matches!(waited, Ok(Ok(()))),
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                let last_call = last_call(&session.worker.config.limits).min(patience);
+                let last_call = last_call(&session.worker.config.limits).min(max_wait);
                 // Boxed: most idle connections never need it.
                 matches!(Box::pin(timeout(last_call, readable())).await, Ok(Ok(())))
             }
@@ -87,8 +87,8 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             }
         }
         let mut head = worker.request_heads.lend();
-        let patience = worker.config.limits.head_timeout;
-        let bytes = match finished_within(patience, reader.request(&mut head)).await {
+        let max_wait = worker.config.limits.head_timeout;
+        let bytes = match finished_within(max_wait, reader.request(&mut head)).await {
             Some(Ok(bytes)) => bytes,
             Some(Err(_)) if speaks_http2_to_proxy(session, &reader) => {
                 return Some(Served::PriorKnowledge { early: reader.buffer });
@@ -110,7 +110,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let upgrade = bodiless && may_upgrade(&worker.config.upgrades, (&head, &bytes));
         let request = Request { bytes, head: &head, upgrade };
         // For other listeners, the request pipeline rejects a tunnel.
-        if session.entrance == Entrance::HttpProxy && request.method() == "CONNECT" {
+        if session.listener_kind == ListenerKind::HttpProxy && request.method() == "CONNECT" {
             let authority = String::from_utf8_lossy(head.target.of(&request.bytes)).into_owned();
             return Some(Served::Tunnel { authority, early: reader.buffer });
         }
@@ -165,7 +165,7 @@ fn is_last_request<'a>(
     session: &'a Session,
     reader: &'a mut Reader,
 ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
-    let last_call = last_call(&session.worker.config.limits).min(session.patience());
+    let last_call = last_call(&session.worker.config.limits).min(session.max_wait());
     Box::pin(async move { matches!(timeout(last_call, reader.wait()).await, Ok(Ok(true))) })
 }
 
@@ -176,19 +176,19 @@ async fn next_request(
     phase: &mut watch::Receiver<Phase>,
 ) -> Next {
     let limits = &session.worker.config.limits;
-    let mut patience = session.patience();
+    let mut max_wait = session.max_wait();
     // With TLS, decrypted bytes may be pending that only a read returns.
-    let rests = reader.io.is_plain() && limits.rest_after < patience;
+    let rests = reader.io.is_plain() && limits.rest_after < max_wait;
     if rests {
-        patience = limits.rest_after;
+        max_wait = limits.rest_after;
     }
     tokio::select! {
         biased;
-        waited = timeout(patience, reader.wait()) => match waited {
+        waited = timeout(max_wait, reader.wait()) => match waited {
             Ok(Ok(true)) => Next::Request,
             Err(_) if rests && reader.buffer.is_empty() => Next::Rest,
             // A part of an empty line, which begins no request yet.
-            Err(_) if rests => match timeout(session.patience(), reader.wait()).await {
+            Err(_) if rests => match timeout(session.max_wait(), reader.wait()).await {
                 Ok(Ok(true)) => Next::Request,
                 Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
             },
@@ -203,7 +203,7 @@ async fn next_request(
 /// parse a head.
 #[cold]
 fn speaks_http2_to_proxy(session: &Session, reader: &Reader) -> bool {
-    session.entrance == Entrance::HttpProxy && sniff(&reader.buffer) == Sniffed::Http2
+    session.listener_kind == ListenerKind::HttpProxy && sniff(&reader.buffer) == Sniffed::Http2
 }
 
 /// Responds to an unreadable request, and ends the connection: its next byte has no defined meaning.
@@ -224,8 +224,8 @@ pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served
 pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
     let stream = &opened.stream;
     let mut head = session.worker.request_heads.lend();
-    let patience = session.worker.config.limits.body_stall_timeout;
-    let mut responder = Responder::Link { stream, patience };
+    let max_wait = session.worker.config.limits.body_stall_timeout;
+    let mut responder = Responder::Link { stream, max_wait };
     match parse(&mut head, opened) {
         Ok(()) => {
             let may_upgrade =

@@ -11,7 +11,7 @@ use leno_traffic::{CompiledActions, is_similar_name};
 
 use super::body::Piece;
 use super::claims::is_claim;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 
 /// Returns the permitted fields of a raw trailer section; `None` if there are none.
 ///
@@ -23,11 +23,13 @@ pub(crate) fn permitted(
     actions: Option<&CompiledActions>,
     section: Bytes,
 ) -> Option<Bytes> {
-    if matches!(session.entrance, Entrance::Inbound { .. }) && is_decided_by_request(session) {
+    if matches!(session.listener_kind, ListenerKind::Inbound { .. })
+        && is_decided_by_request(session)
+    {
         return None;
     }
     let edited = actions.map_or(&[][..], |actions| &actions.request.remove);
-    let is_gateway = matches!(session.entrance, Entrance::Gateway { .. });
+    let is_gateway = matches!(session.listener_kind, ListenerKind::Gateway { .. });
     without(section, |name| {
         edited.iter().any(|edited| is_similar_name(edited.as_bytes(), name))
             || is_gateway && is_claim(name)
@@ -50,9 +52,9 @@ pub(crate) fn permitted_of(
 /// True if the access policies of the port do not permit opaque bytes from the peer: they depend on requests,
 /// or the peer is no longer permitted.
 fn is_decided_by_request(session: &Session) -> bool {
-    let Some(scene) = session.worker.world.scene() else { return true };
-    let permit = session.permit(&scene, Instant::now());
-    !permit.is_ok_and(|permit| scene.plans.access.tcp(&permit).is_ok())
+    let Some(config) = session.worker.world.config() else { return true };
+    let permit = session.permit(&config, Instant::now());
+    !permit.is_ok_and(|permit| config.plans.access.tcp(&permit).is_ok())
 }
 
 /// Returns a section without the fields that have such names. The section has been validated: each line is one

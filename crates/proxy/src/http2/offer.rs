@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use leno_wire::http1::{BodyLength, Field, FieldName, RequestHead};
 
 use crate::io::Io;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 
 /// The response that accepts the upgrade.
 pub(crate) const SWITCHING: &[u8] =
@@ -20,14 +20,14 @@ pub(crate) fn taken(
     io: &Io,
     (head, bytes): (&RequestHead, &[u8]),
 ) -> Option<Bytes> {
-    let is_served = match session.entrance {
-        Entrance::Inbound { .. }
-        | Entrance::Door { .. }
-        | Entrance::Service { .. }
-        | Entrance::Pinned { .. }
-        | Entrance::Gateway { .. } => io.is_plain(),
+    let is_served = match session.listener_kind {
+        ListenerKind::Inbound { .. }
+        | ListenerKind::Outbound { .. }
+        | ListenerKind::Service { .. }
+        | ListenerKind::Pinned { .. }
+        | ListenerKind::Gateway { .. } => io.is_plain(),
         // Clients of the HTTP proxy name a server with each request; an address may be outside the mesh.
-        Entrance::HttpProxy | Entrance::Address(_) => false,
+        ListenerKind::HttpProxy | ListenerKind::Address(_) => false,
     };
     let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
     let only = |name: &[u8]| only(&head.fields, bytes, name);

@@ -38,7 +38,7 @@ use crate::http::rescue;
 use crate::http::respond::Responder;
 use crate::io::Io;
 use crate::record::Record;
-use crate::session::{Entrance, Session};
+use crate::session::{ListenerKind, Session};
 
 /// Serves one connection until either side ends it. `early`: the bytes already read.
 pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
@@ -51,15 +51,15 @@ pub(crate) async fn go_on(session: Rc<Session>, io: &Io, (first, early): (Bytes,
 }
 
 async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
-    let patience = session.worker.config.limits.handshake_timeout;
+    let max_wait = session.worker.config.limits.handshake_timeout;
     let at_the_edge = session.edge.is_some();
     let half_close = Rc::new(HalfClose::default());
     let shaken = builder(at_the_edge).handshake(transport.serving(half_close.clone()));
-    let Ok(Ok(connection)) = timeout(patience, shaken).await else {
+    let Ok(Ok(connection)) = timeout(max_wait, shaken).await else {
         session.worker.shard.refuse(Reason::BadRequest.label());
         return io.linger().await;
     };
-    let end = match session.entrance == Entrance::HttpProxy {
+    let end = match session.listener_kind == ListenerKind::HttpProxy {
         // Boxed to keep the future small for other connections.
         true => Box::pin(proxy_port::reject(&session, connection)).await,
         false => carry(&session, connection, half_close).await,
@@ -88,10 +88,10 @@ async fn carry(
     let mut ending = false;
     loop {
         // After GOAWAY only a short time is granted to the client.
-        let patience = if ending { FAREWELL } else { session.patience() };
+        let max_wait = if ending { SHUTDOWN } else { session.max_wait() };
         let accepted = tokio::select! {
             biased;
-            accepted = timeout(patience, connection.accept()) => accepted,
+            accepted = timeout(max_wait, connection.accept()) => accepted,
             _ = phase.wait_for(|phase| *phase == Phase::Draining), if !ending => {
                 ending = true;
                 connection.graceful_shutdown();
@@ -109,12 +109,12 @@ async fn carry(
             Ok(Some(Ok(_))) if resets.as_ref().is_some_and(|resets| resets.are_too_many()) => {
                 session.worker.shard.refuse(Reason::BadRequest.label());
                 connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
-                drop(timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await);
+                drop(timeout(SHUTDOWN, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return End::Early;
             }
             Ok(Some(Ok(_))) if session.is_outdated.get() => {
                 connection.abrupt_shutdown(h2::Reason::PROTOCOL_ERROR);
-                drop(timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await);
+                drop(timeout(SHUTDOWN, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return End::Early;
             }
             Ok(Some(Ok((request, respond)))) => {
@@ -216,9 +216,9 @@ async fn serve_stream(
     let (mut parts, body) = request.into_parts();
     let draw = || u128::from(worker.draw());
     let upgrade = connect::to_upgrade(&mut parts, || (draw() << 64 | draw()).to_le_bytes());
-    let patience = worker.config.limits.body_stall_timeout;
+    let max_wait = worker.config.limits.body_stall_timeout;
     let mut responder =
-        Responder::Http2 { reply: reply.clone(), patience, grpc: is_grpc(&parts.headers) };
+        Responder::Http2 { reply: reply.clone(), max_wait, grpc: is_grpc(&parts.headers) };
     let mut lent = worker.request_heads.lend();
     let parsed = parse(&mut lent, (&parts, upgrade), &body);
     // RFC 8441 §4 has no way to continue without the protocol.
@@ -364,7 +364,7 @@ fn builder(at_the_edge: bool) -> Builder {
 const READ_OUT_TIME: Duration = Duration::from_secs(2);
 const READ_OUT_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The time limit for a client to close after GOAWAY.
-const FAREWELL: Duration = Duration::from_secs(5);
+const SHUTDOWN: Duration = Duration::from_secs(5);
 /// The maximum number of concurrent streams on one connection.
 const STREAMS_MAX: u32 = 256;
 /// The same for connections of external clients to a gateway.

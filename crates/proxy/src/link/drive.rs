@@ -369,8 +369,8 @@ mod tests {
         run(async {
             let link = link_to(PONG).await;
             let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
-            let patience = PERIOD * 6;
-            assert!(tokio::time::timeout(patience, stream.lost()).await.is_err());
+            let max_wait = PERIOD * 6;
+            assert!(tokio::time::timeout(max_wait, stream.lost()).await.is_err());
             assert!(!link.is_broken());
         });
     }

@@ -12,7 +12,7 @@ use leno_wire::link::{ResetCode, StreamId};
 use super::{Incoming, Lost, ReceivedHead, Shared};
 use crate::buffers::{self, Size};
 use crate::http2::cancel;
-use crate::patience::within;
+use crate::max_wait::within;
 
 /// One stream. Dropping it before both sides have ended resets it.
 pub(crate) struct LinkStream {
@@ -120,9 +120,9 @@ impl LinkStream {
     }
 
     /// Resolves when the output of the link has room for a head or more data; `None` if it has none after
-    /// `patience`.
-    pub(crate) async fn uncongested(&self, patience: Duration) -> Option<Result<(), Lost>> {
-        within(patience, |cx| self.poll_uncongested(cx)).await
+    /// `max_wait`.
+    pub(crate) async fn uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
+        within(max_wait, |cx| self.poll_uncongested(cx)).await
     }
 
     fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA, SOA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-use leno_model::{ServiceName, Whereabouts};
+use leno_model::{DnsRecord, ServiceName};
 
 use super::Over;
 
@@ -141,7 +141,7 @@ fn text(label: &[u8]) -> Option<String> {
 
 impl Asked {
     /// Returns the response: the addresses of the requested IP version, or an empty answer.
-    pub(super) fn answer(&self, found: &Whereabouts, over: Over) -> Option<Vec<u8>> {
+    pub(super) fn answer(&self, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
         let mut reply = reply_to(&self.query);
         reply.metadata.authoritative = true;
         reply.add_query(self.question.clone());

@@ -39,19 +39,19 @@ impl Resolvers {
         let mut servers = self.servers();
         let last = self.last.get();
         servers.sort_by_key(|server| Some(*server) != last);
-        let until = Instant::now() + PATIENCE_FOR_ALL;
+        let until = Instant::now() + MAX_WAIT_FOR_ALL;
         let mut kept = None;
         for (server, others) in servers.iter().copied().zip((1..=servers.len()).rev()) {
             let left = until.saturating_duration_since(Instant::now());
             let others = u32::try_from(others).unwrap_or(1);
-            let patience = PATIENCE.min(left / others);
+            let max_wait = MAX_WAIT.min(left / others);
             let answer = async {
                 match over {
                     Over::Udp => self.over_udp(server, query).await,
                     Over::Tcp => over_tcp(server, query).await,
                 }
             };
-            match timeout(patience, answer).await {
+            match timeout(max_wait, answer).await {
                 Ok(Ok(answer)) if gives_up(&answer) => {
                     tracing::debug!(%server, "name server returned an error");
                     kept.get_or_insert(answer);
@@ -193,10 +193,10 @@ pub(super) fn name_servers(text: &str, is_passed_over: fn(IpAddr) -> bool) -> Ve
 /// The maximum number of name servers, as in the C library.
 const SERVERS_MAX: usize = 3;
 /// The maximum wait for one server.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_WAIT: Duration = Duration::from_secs(2);
 /// The maximum wait for all servers: clients repeat a query after 5 s. Each server gets its share of the
 /// remaining time.
-const PATIENCE_FOR_ALL: Duration = Duration::from_millis(4500);
+const MAX_WAIT_FOR_ALL: Duration = Duration::from_millis(4500);
 /// The interval at which the file is read.
 const READ_AGAIN: Duration = Duration::from_secs(5);
 /// The maximum message size.

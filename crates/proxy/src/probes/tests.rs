@@ -15,14 +15,14 @@ use crate::tests::fixture::{DOMAIN, authority, credential, run};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn doors() -> Interception {
-    Interception::Doors { inbound: HERE, http_proxy: None }
+fn listeners() -> Interception {
+    Interception::Listeners { inbound: HERE, http_proxy: None }
 }
 
 /// Runs a readiness probe with this configuration.
 async fn probe(words: &str) -> Result<(), Unwell> {
     let probes = Probes::parse(&format!(r#"{{"app": {{"readiness": {words}}}}}"#)).unwrap();
-    probes.at("app/readiness").unwrap().make(HERE, &doors()).await
+    probes.at("app/readiness").unwrap().make(HERE, &listeners()).await
 }
 
 /// Serves every connection with `answer`, over TLS if configured; returns the received requests.
@@ -32,7 +32,7 @@ async fn server(
 ) -> (u16, mpsc::Receiver<String>, JoinSet<()>) {
     let listener = TcpListener::bind((HERE, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (told, asked) = mpsc::channel(8);
+    let (reported, asked) = mpsc::channel(8);
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         loop {
@@ -52,7 +52,7 @@ async fn server(
                 }
             };
             let text = String::from_utf8_lossy(&buffer[..count]).into_owned();
-            told.send(text).await.unwrap();
+            reported.send(text).await.unwrap();
         }
     });
     (port, asked, tasks)
@@ -87,11 +87,11 @@ fn a_get_is_sent_as_the_kubelet_would_and_only_the_status_counts() {
 #[test]
 fn redirections_are_well_and_lead_nowhere_and_failures_say_nothing_of_the_body() {
     run(async {
-        let elsewhere = "HTTP/1.1 302 Found\r\nlocation: http://192.0.2.1/\r\n\
+        let other = "HTTP/1.1 302 Found\r\nlocation: http://192.0.2.1/\r\n\
                          content-length: 0\r\n\r\n";
         let sick = "HTTP/1.1 500 Oh\r\ncontent-length: 6\r\n\r\nsecret";
         for (answer, expected) in [
-            (elsewhere, Ok(())),
+            (other, Ok(())),
             (sick, Err(Unwell::Status(500))),
             ("HTTP/1.1 400 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(400))),
             ("HTTP/1.1 799 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(799))),

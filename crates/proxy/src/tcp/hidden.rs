@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use leno_model::{Protocol, Reason};
-use leno_traffic::{Denial, Ruling};
+use leno_traffic::{Denial, PolicyDecision};
 use leno_wire::sniff::{FirstLine, FirstLineReader};
 use tokio::sync::Notify;
 
 use crate::error::Failure;
 use crate::http::body::{Broken, Piece, Sink, Source};
 use crate::session::Session;
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 /// The inspection of the bytes of one client.
 pub(crate) struct Examination<'a> {
@@ -28,8 +28,8 @@ impl<'a> Examination<'a> {
     /// Returns the inspection of a connection to a port that is declared `TCP`. Other ports reject all bytes if
     /// a policy decides by request.
     pub(super) fn of(session: &'a Session, port: u16) -> Option<Self> {
-        let scene = session.worker.world.scene()?;
-        let is_declared = scene.plans.snapshot.plan.declared(port) == Protocol::Tcp;
+        let config = session.worker.world.config()?;
+        let is_declared = config.plans.snapshot.plan.declared(port) == Protocol::Tcp;
         let (has_begun, begun) = (Cell::new(false), Notify::new());
         is_declared.then_some(Self { session, port, has_begun, begun })
     }
@@ -70,8 +70,8 @@ impl<'a> Examination<'a> {
     }
 
     fn is_rejected(&self) -> bool {
-        let scene = self.session.worker.world.scene();
-        scene.is_some_and(|scene| self.permits(&scene).is_err())
+        let config = self.session.worker.world.config();
+        config.is_some_and(|config| self.permits(&config).is_err())
     }
 
     /// Resolves when a rejected HTTP request was detected.
@@ -81,15 +81,15 @@ impl<'a> Examination<'a> {
 
     /// # Errors
     /// `denied-by-policy` if an HTTP request was detected and a policy depends on requests.
-    pub(super) fn permits(&self, scene: &Scene) -> Result<(), Failure> {
+    pub(super) fn permits(&self, config: &ConfigSnapshot) -> Result<(), Failure> {
         if !self.has_begun.get() {
             return Ok(());
         }
-        if let Some(policy) = scene.plans.snapshot.plan.rejects_hidden_requests(self.port) {
-            let policy = Some(Ruling::whole_policy(policy, &Arc::default()));
+        if let Some(policy) = config.plans.snapshot.plan.rejects_hidden_requests(self.port) {
+            let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
             return Err(Denial { policy, ..Denial::unnamed(Reason::DeniedByPolicy) }.into());
         }
-        let access = &scene.plans.access;
+        let access = &config.plans.access;
         let peer = (self.session.identity.as_deref(), self.port);
         let permit = access.visit(peer, Some(self.session.origin()))?;
         Ok(access.hidden_request(&permit)?)

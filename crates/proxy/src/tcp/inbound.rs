@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use leno_model::{Protocol, Reason};
-use leno_traffic::{Denial, Ruling};
+use leno_traffic::{Denial, PolicyDecision};
 use leno_wire::link::ResetCode;
 use leno_wire::sniff::Sniffed;
 use tokio::time::timeout;
@@ -28,7 +28,7 @@ use crate::session::Session;
 use crate::silent_client::sends;
 use crate::splice::splice;
 use crate::upstream::{Application, Http1Upstream};
-use crate::world::Scene;
+use crate::world::ConfigSnapshot;
 
 /// Forwards a stream of a link to the application.
 pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened) {
@@ -57,12 +57,12 @@ async fn attempt(
     let connection = connection?;
     // The other sidecar sends its client's bytes only after this.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
-    let patience = session.worker.config.limits.idle_connection;
-    let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
+    let max_wait = session.worker.config.limits.idle_connection;
+    let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), max_wait));
     let examination = Examination::of(session, port);
     let towards = Towards::Application(examination.as_ref());
     let carried = tokio::select! {
-        carried = carry(&mut plain, stream, towards, patience, record) => {
+        carried = carry(&mut plain, stream, towards, max_wait, record) => {
             carried.map_err(Failure::from)
         }
         denied = denied(session, port, examination.as_ref()) => Err(denied),
@@ -76,12 +76,12 @@ async fn attempt(
 /// True for a port without a declared protocol that rejects opaque bytes of a peer and may permit its requests.
 /// Its bytes are then inspected, and served if they are HTTP.
 pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
-    let Some(scene) = session.worker.world.scene() else { return false };
-    let access = &scene.plans.access;
-    scene.plans.snapshot.plan.declared(port) == Protocol::Detect
-        && session.permit(&scene, Instant::now()).is_ok_and(|permit| {
+    let Some(config) = session.worker.world.config() else { return false };
+    let access = &config.plans.access;
+    config.plans.snapshot.plan.declared(port) == Protocol::Detect
+        && session.permit(&config, Instant::now()).is_ok_and(|permit| {
             access.may_let_requests_in(&permit)
-                && (access.tcp(&permit).is_err() || sees_requests(&scene, port).is_err())
+                && (access.tcp(&permit).is_err() || sees_requests(&config, port).is_err())
         })
 }
 
@@ -179,15 +179,15 @@ async fn attempt_plainly(
     let connection = connected(session, port, record).await;
     record.count_opened();
     let connection = connection?;
-    let patience = session.worker.config.limits.idle_connection;
+    let max_wait = session.worker.config.limits.idle_connection;
     let mut reader = Reader::new(io.clone());
     reader.buffer = early;
-    let client = (reader, Writer::new(io.clone(), patience));
-    let server = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
+    let client = (reader, Writer::new(io.clone(), max_wait));
+    let server = (connection.reader, Writer::new(connection.writer.io.clone(), max_wait));
     let cut = server.1.io.clone();
     let examination = Examination::of(session, port);
     tokio::select! {
-        spliced = splice((client, server), patience, record, examination.as_ref()) => Ok(spliced?),
+        spliced = splice((client, server), max_wait, record, examination.as_ref()) => Ok(spliced?),
         denied = denied(session, port, examination.as_ref()) => {
             cut.reset();
             Err(denied)
@@ -212,11 +212,11 @@ fn admitted(
     record: &mut Record<'_>,
 ) -> Result<Rc<Application>, Failure> {
     let bound = route::application(session, (port, false), record)?;
-    let permit = session.permit(&bound.scene, record.started)?;
-    let access = &bound.scene.plans.access;
+    let permit = session.permit(&bound.config, record.started)?;
+    let access = &bound.config.plans.access;
     record.permit(access, access.tcp(&permit)?);
-    sees_requests(&bound.scene, port)?;
-    bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
+    sees_requests(&bound.config, port)?;
+    bound.config.plans.limits.admit_connection(port, session.worker.world.age())?;
     match bound.destination {
         Destination::Application(application) => Ok(application),
         Destination::Endpoints(_) | Destination::Redirected(_) => Err(Reason::NoEndpoint.into()),
@@ -227,9 +227,9 @@ fn admitted(
 ///
 /// # Errors
 /// `denied-by-policy`, if such a policy applies.
-fn sees_requests(scene: &Scene, port: u16) -> Result<(), Failure> {
-    let Some(policy) = scene.plans.snapshot.plan.rejects_bytes(port) else { return Ok(()) };
-    let policy = Some(Ruling::whole_policy(policy, &Arc::default()));
+fn sees_requests(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
+    let Some(policy) = config.plans.snapshot.plan.rejects_bytes(port) else { return Ok(()) };
+    let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
     Err(Denial { policy, ..Denial::unnamed(Reason::DeniedByPolicy) }.into())
 }
 
@@ -239,17 +239,17 @@ async fn denied(session: &Session, port: u16, examination: Option<&Examination<'
     let mut changes = world.access_changes();
     loop {
         // Checked at the start as well: the policies may have changed since the stream was accepted.
-        if let Some(scene) = world.scene() {
-            let access = &scene.plans.access;
+        if let Some(config) = world.config() {
+            let access = &config.plans.access;
             let peer = (session.identity.as_deref(), port);
             let permit = access.visit(peer, Some(session.origin()));
             if let Err(denial) = permit.and_then(|permit| access.tcp(&permit)) {
                 return denial.into();
             }
-            if let Err(denial) = sees_requests(&scene, port) {
+            if let Err(denial) = sees_requests(&config, port) {
                 return denial;
             }
-            if let Some(Err(denial)) = examination.map(|it| it.permits(&scene)) {
+            if let Some(Err(denial)) = examination.map(|it| it.permits(&config)) {
                 return denial;
             }
         }

@@ -16,18 +16,18 @@ use crate::worker::Worker;
 
 /// True if the service of a connection declares no protocol for its port.
 pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
-    let scene = session.worker.world.scene();
-    let Some((scene, service)) = scene.as_ref().zip(record.subject.service.as_ref()) else {
+    let config = session.worker.world.config();
+    let Some((config, service)) = config.as_ref().zip(record.subject.service.as_ref()) else {
         return false;
     };
-    let port = scene.plans.service(service).and_then(|plan| plan.ports.get(&record.subject.port));
+    let port = config.plans.service(service).and_then(|plan| plan.ports.get(&record.subject.port));
     port.is_some_and(|port| port.protocol == Protocol::Detect)
 }
 
 /// True if the client's sidecar injects faults into requests, and therefore rejects opaque bytes.
 pub(crate) fn injects_faults(worker: &Worker, service: &ServiceName, port: u16) -> bool {
-    let Some(scene) = worker.world.scene() else { return false };
-    let port = scene.plans.service(service).and_then(|plan| plan.ports.get(&port));
+    let Some(config) = worker.world.config() else { return false };
+    let port = config.plans.service(service).and_then(|plan| plan.ports.get(&port));
     port.is_some_and(|port| ChosenPort::direct(port).has_faults())
 }
 
@@ -39,18 +39,18 @@ pub(super) async fn pass(
     mut client: (Reader, Writer),
     record: &Record<'_>,
 ) -> Result<(), Reason> {
-    let patience = session.worker.config.limits.idle_connection;
+    let max_wait = session.worker.config.limits.idle_connection;
     let counted = (&record.bytes_in, &record.bytes_out);
     let carried = async {
         match passage {
             Passage::Link(stream) => {
                 let towards = Towards::Link;
-                let carried = relay(&mut client, &stream, towards, patience, counted).await;
+                let carried = relay(&mut client, &stream, towards, max_wait, counted).await;
                 carried.map_err(|reason| stream.rejection().unwrap_or(reason))
             }
             Passage::Plain(connection) => {
-                let server = Writer::new(connection.writer.io.clone(), patience);
-                splice((client, (connection.reader, server)), patience, record, None).await
+                let server = Writer::new(connection.writer.io.clone(), max_wait);
+                splice((client, (connection.reader, server)), max_wait, record, None).await
             }
         }
     };

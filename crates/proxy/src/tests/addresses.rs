@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, Egress, Endpoint, Occupant, OccupantPort, Plaintext, Protocol, WorkloadPlan,
+    Access, AddressEntry, AddressPort, Egress, Endpoint, Plaintext, Protocol, WorkloadPlan,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -15,7 +15,7 @@ use super::fixture::{
     Answer, Application, Client, End, GET, Mesh, OK, PORT, Setup, account, plan, run, service,
     until, view,
 };
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 
 /// The address of a service, and the address of a workload with port 80.
 const SERVICE: [u8; 4] = [10, 96, 0, 7];
@@ -23,15 +23,15 @@ pub(super) const WORKLOAD: [u8; 4] = [10, 1, 0, 7];
 
 impl Mesh {
     /// Sets the client's entry for an address, and the egress policy of its sidecar.
-    fn occupy(&self, address: impl Into<IpAddr>, occupant: Occupant, egress: Egress) {
-        self.client.addresses.borrow_mut().insert(address.into(), Arc::new(occupant));
+    fn occupy(&self, address: impl Into<IpAddr>, address_entry: AddressEntry, egress: Egress) {
+        self.client.addresses.borrow_mut().insert(address.into(), Arc::new(address_entry));
         let plan = WorkloadPlan { egress, ..plan("productpage", Access::Permissive) };
         self.client.know(plan, vec![view(self.setup.protocol, &[self.endpoint()])]);
     }
 
     /// Opens a connection of the client's application to an address.
     async fn connect(&self, at: impl Into<SocketAddr>) -> Client<tokio::net::TcpStream> {
-        Client::connect(self.client.listen(Entrance::Address(at.into())).await).await
+        Client::connect(self.client.listen(ListenerKind::Address(at.into())).await).await
     }
 
     pub(super) fn accept_plaintext(&self, access: Access) {
@@ -51,11 +51,15 @@ impl Mesh {
 }
 
 /// Returns the entry of one workload: its port 80 is the port of the service.
-pub(super) fn pinned(endpoint: Option<Endpoint>, workload: &str, protocol: Protocol) -> Occupant {
+pub(super) fn pinned(
+    endpoint: Option<Endpoint>,
+    workload: &str,
+    protocol: Protocol,
+) -> AddressEntry {
     let endpoint = endpoint.map(Arc::new);
-    let port = OccupantPort { service: service(), port: PORT, protocol, endpoint };
+    let port = AddressPort { service: service(), port: PORT, protocol, endpoint };
     let workload = super::fixture::workload(workload);
-    Occupant::Workload { workload, ports: BTreeMap::from([(80, port)]) }
+    AddressEntry::Workload { workload, ports: BTreeMap::from([(80, port)]) }
 }
 
 #[test]
@@ -63,7 +67,7 @@ fn the_address_of_a_service_leads_there() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.occupy(SERVICE, Occupant::Service(service()), Egress::Deny);
+        mesh.occupy(SERVICE, AddressEntry::Service(service()), Egress::Deny);
         let mut client = mesh.connect((SERVICE, PORT)).await;
         assert_eq!(client.ask(GET).await.status, 200);
         until(|| mesh.client.ended() == 1).await;
@@ -97,7 +101,7 @@ fn the_address_of_a_workload_leads_to_that_one_alone() {
         // Its links stay open over configuration changes, although it is an endpoint of no service.
         let known = || mesh.client.worker.upstream(&Arc::new(endpoint.clone()));
         let before = known();
-        mesh.occupy(SERVICE, Occupant::Outside, Egress::Deny);
+        mesh.occupy(SERVICE, AddressEntry::Outside, Egress::Deny);
         assert_eq!(client.ask(GET).await.status, 201);
         assert!(Rc::ptr_eq(&before, &known()));
         // The address now belongs to another pod: the open connection is not forwarded to it.
@@ -155,7 +159,7 @@ fn what_is_outside_is_reached_as_it_is() {
         });
         let at = outside.await.address;
         let mesh = Mesh::permissive(at).await;
-        mesh.occupy(at.ip(), Occupant::Outside, Egress::Allow);
+        mesh.occupy(at.ip(), AddressEntry::Outside, Egress::Allow);
         let mut client = mesh.connect(at).await;
         assert_eq!(client.bytes(11).await, b"220 ready\r\n");
         client.send(vec![7; 100_000]).await;
@@ -171,7 +175,7 @@ fn what_is_outside_is_reached_as_it_is() {
         // If egress is denied, open connections are closed as well.
         let mut client = mesh.connect(at).await;
         assert_eq!(client.bytes(11).await, b"220 ready\r\n");
-        mesh.occupy(at.ip(), Occupant::Outside, Egress::Deny);
+        mesh.occupy(at.ip(), AddressEntry::Outside, Egress::Deny);
         assert_eq!(client.end().await, End::Reset);
         assert_eq!(mesh.connect(at).await.end().await, End::Reset);
         until(|| mesh.client.failures().get("egress-denied") == Some(&2)).await;
@@ -215,7 +219,7 @@ fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
             let mut client = Client::connect(mesh.inbound).await;
             assert_eq!(client.ask(GET).await.status, 200, "{protocol:?}");
             // Mesh members still use mutual TLS.
-            let mut member = Client::connect(mesh.door).await;
+            let mut member = Client::connect(mesh.listener).await;
             assert_eq!(member.ask(GET).await.status, 200, "{protocol:?}");
             until(|| mesh.server.ended() == 2).await;
             let mut peers: Vec<_> =
@@ -250,7 +254,7 @@ fn bytes_in_the_clear_are_let_in_where_the_mesh_says_so() {
         client.send("HELO").await;
         assert_eq!(client.bytes(4).await, b"HELO");
         // Mesh members are not treated as plaintext clients, although the port accepts opaque bytes.
-        let mut member = Client::connect(mesh.door).await;
+        let mut member = Client::connect(mesh.listener).await;
         assert_eq!(member.bytes(11).await, b"220 ready\r\n");
         // Strict mode requires an allow policy from now on.
         mesh.accept_plaintext(Access::Strict(Vec::new()));

@@ -43,14 +43,14 @@ fn counted(mesh: &Mesh) -> (u64, u64) {
 const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
 
 #[test]
-fn an_answer_that_the_rule_names_is_asked_for_again_elsewhere() {
+fn an_answer_that_the_rule_names_is_asked_for_again_other_place() {
     run(async {
         let busy = Application::canned(BUSY).await;
         let fine = Application::canned(OK).await;
         let mesh = Mesh::permissive(busy.address).await;
         let (_server, other) = mesh.server("ratings-2", fine.address).await;
         obey(&mesh, retrying(&[503], 1), &[other]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         const BODY: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
         // The balancer sends one of them to the busy endpoint first.
         let mut asked = 0;
@@ -80,7 +80,7 @@ fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
         let fine = Application::canned(OK).await;
         let (_server, other) = mesh.server("ratings-2", fine.address).await;
         obey(&mesh, retrying(&[503], 1), &[other]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         while mesh.server.ended() == 0 {
             assert_eq!(client.ask(GET).await.text(), "ok");
         }
@@ -99,7 +99,7 @@ fn the_last_answer_is_the_clients_and_others_are_never_kept_back() {
         {
             obey(&mesh, rule, &[]);
             busy.seen.borrow_mut().clear();
-            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.ask(GET).await;
             assert_eq!((answer.status, answer.text()), (503, "busy"));
             assert_eq!(busy.requests().len(), asked);
         }
@@ -112,7 +112,7 @@ fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_the_floor() {
         let busy = Application::canned(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
         obey(&mesh, retrying(&[503], 3), &[]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let started = std::time::Instant::now();
         for _ in 0..100 {
             assert_eq!(client.ask(GET).await.status, 503);
@@ -133,7 +133,7 @@ fn a_body_beyond_what_is_kept_is_not_sent_again() {
         obey(&mesh, retrying(&[503], 1), &[]);
         for (bytes, asked) in [(60 * 1024, 2), (80 * 1024, 1)] {
             busy.seen.borrow_mut().clear();
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let head = format!("PUT /x HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
             client.send(head).await;
             client.send(vec![b'a'; bytes]).await;
@@ -144,7 +144,7 @@ fn a_body_beyond_what_is_kept_is_not_sent_again() {
 }
 
 #[test]
-fn an_attempt_that_takes_too_long_is_made_again_elsewhere() {
+fn an_attempt_that_takes_too_long_is_made_again_other_place() {
     run(async {
         let silent =
             Application::start(|mut client| async move { while client.head().await.is_some() {} });
@@ -158,7 +158,7 @@ fn an_attempt_that_takes_too_long_is_made_again_elsewhere() {
             rule
         };
         obey(&mesh, limited(&[], 1), &[other]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..4 {
             assert_eq!(client.ask(GET).await.status, 200);
         }
@@ -173,7 +173,7 @@ fn an_attempt_that_takes_too_long_is_made_again_elsewhere() {
         for (codes, retries) in [(&[][..], 0), (&[504][..], 1)] {
             let before = counted(&mesh).0;
             obey(&mesh, limited(codes, 1), &[]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(POST).await.verdict(), (504, Some("attempt-timeout")));
             assert_eq!(counted(&mesh).0 - before, retries);
         }
@@ -199,7 +199,7 @@ fn a_call_that_finds_its_server_unavailable_is_made_again() {
         .await;
         let mesh = http2::mesh(app.address, Protocol::Grpc).await;
         obey(&mesh, retrying(&[503], 3), &[]);
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         let (response, mut stream) = client.send_request(http2::call("/a/B"), false).unwrap();
         http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
@@ -225,14 +225,14 @@ fn a_policy_of_the_client_decides_where_no_route_does() {
             mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
         };
         under([(service(), retry)].into());
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!((answer.status, answer.text()), (503, "busy"));
         assert_eq!((busy.requests().len(), counted(&mesh)), (6, (5, 0)));
         let hits = mesh.client.telemetry.rules().into_iter();
         let hits: Vec<_> = hits.map(|(rule, hits)| (rule.kind, rule.name.clone(), hits)).collect();
         assert_eq!(hits, [("Retry", "again".to_owned(), 5)]);
         under(BTreeMap::new());
-        assert_eq!(Client::connect(mesh.door).await.ask(GET).await.status, 503);
+        assert_eq!(Client::connect(mesh.listener).await.ask(GET).await.status, 503);
         assert_eq!(busy.requests().len(), 7);
     });
 }
@@ -264,7 +264,7 @@ fn a_policys_limit_ends_when_the_answer_begins() {
         let retries = [(service(), retry)].into();
         let plan = WorkloadPlan { retries, ..plan("productpage", Access::Permissive) };
         mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         assert_eq!(client.head().await.unwrap().status, 200);
         assert_eq!(client.bytes(2).await, b"sl");
@@ -272,7 +272,7 @@ fn a_policys_limit_ends_when_the_answer_begins() {
         assert!(more.is_err(), "the rest was not sent yet, and nothing ended: {more:?}");
         go.notify_one();
         assert_eq!(client.bytes(2).await, b"ow");
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let never = client.ask("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert_eq!(never.verdict(), (504, Some("attempt-timeout")));
     });

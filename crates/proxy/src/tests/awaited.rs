@@ -31,7 +31,7 @@ fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
         for protocol in [Protocol::Http, Protocol::Tcp, Protocol::Detect] {
             let (app, mesh) = of_protocol(protocol).await;
             expect_sidecar(&mesh, &[]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(POST).await;
             settled(|| app.accepted.get()).await;
             // A configuration that still has no endpoint.
@@ -44,7 +44,7 @@ fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
         }
         let (_app, mesh) = of_protocol(Protocol::Http).await;
         expect_sidecar(&mesh, &[]);
-        let mut send = http2::connect(mesh.door).await;
+        let mut send = http2::connect(mesh.listener).await;
         let request = Request::get("http://ratings/").body(()).unwrap();
         let response = send.send_request(request, true).unwrap().0;
         settled(|| 0).await;
@@ -59,7 +59,7 @@ fn the_wait_ends_with_the_expectation_with_the_client_and_with_the_drain() {
         let (_app, mesh) = of_protocol(Protocol::Http).await;
         let wait = async || {
             expect_sidecar(&mesh, &[]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             settled(|| 0).await;
             client
@@ -77,7 +77,7 @@ fn the_wait_ends_with_the_expectation_with_the_client_and_with_the_drain() {
 
         let (_app, mesh) = of_protocol(Protocol::Tcp).await;
         expect_sidecar(&mesh, &[]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         settled(|| 0).await;
         mesh.route_to(&[]);
@@ -97,7 +97,7 @@ fn a_request_to_an_endpoint_that_is_gone_is_routed_anew() {
             let former = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let at = former.local_addr().unwrap();
             mesh.route_to(&[endpoint("ratings-1", at, "ratings")]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(POST).await;
             let (connection, _) = former.accept().await.unwrap();
             match waits {
@@ -122,12 +122,12 @@ fn a_request_to_a_port_that_the_workload_has_lost_is_routed_anew() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Tcp] {
             let (_former, mesh) = of_protocol(protocol).await;
-            assert_eq!(Client::connect(mesh.door).await.ask(POST).await.text(), "ok");
+            assert_eq!(Client::connect(mesh.listener).await.ask(POST).await.text(), "ok");
             let next =
                 Application::canned("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnext").await;
             let (_server, endpoint) = mesh.server("ratings-1", next.address).await;
             mesh.enforce_with(&|plan| WorkloadPlan { ports: Vec::new(), ..plan });
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             until(|| mesh.server.failures().contains_key("unknown-service")).await;
             expect_sidecar(&mesh, &[]);
@@ -145,6 +145,6 @@ fn no_request_waits_while_there_is_another_endpoint() {
     run(async {
         let (_app, mesh) = of_protocol(Protocol::Http).await;
         expect_sidecar(&mesh, &[mesh.endpoint()]);
-        assert_eq!(Client::connect(mesh.door).await.ask(GET).await.text(), "ok");
+        assert_eq!(Client::connect(mesh.listener).await.ask(GET).await.text(), "ok");
     });
 }

@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use super::fixture::{
     Application, Client, GET, Mesh, Peer, credential, run, settled, tls_connect_narrow,
 };
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
 /// 64 MiB in each direction through both sidecars; only the kernel's buffers grow.
@@ -30,7 +30,7 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_whole() {
             }
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let body: Vec<u8> = (0..BODY_BYTES).map(|index| (index % 251) as u8).collect();
         client
             .send(format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY_BYTES}\r\n\r\n"))
@@ -60,7 +60,7 @@ fn a_large_answer_waits_for_a_slow_client_and_arrives_whole() {
     run(async {
         let (app, written) = download(BODY_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         let held = settled(|| written.get()).await;
         assert!(held < BODY_BYTES / 2, "{held} bytes were taken for a client that reads none");
@@ -77,8 +77,8 @@ fn an_answer_through_a_narrow_socket_arrives_to_its_last_byte_and_keeps_the_conn
     run(async {
         let (app, _) = download(NARROW_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
-        let entrance = Entrance::Inbound { port: mesh.server.port };
-        let inbound = mesh.server.listen_narrow(entrance).await;
+        let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
+        let inbound = mesh.server.listen_narrow(listener_kind).await;
         let identity = credential(&mesh.authority, "foreign");
         let tls = tls_connect_narrow(inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
         let mut client = Client::new(tls);
@@ -95,8 +95,8 @@ fn a_link_over_a_narrow_socket_carries_every_stream_to_its_last_byte() {
         const STREAMS: usize = 20;
         let (app, _) = download(NARROW_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
-        let entrance = Entrance::Inbound { port: mesh.server.port };
-        let inbound = mesh.server.listen_narrow(entrance).await;
+        let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
+        let inbound = mesh.server.listen_narrow(listener_kind).await;
         let identity = credential(&mesh.authority, "productpage");
         let tls = tls_connect_narrow(inbound, &identity, &[ALPN_LINK]).await.unwrap();
         let mut peer = Peer::over(tls).await;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use leno_model::{
     Access, Endpoint, FailureClasses, HealthCheck, HealthProbe, OutlierRemoval, Protocol, Removal,
-    RemovalAlgorithm, RemovalBackOff, ServicePolicyKind, ServicePolicyName, Treatment,
+    RemovalAlgorithm, RemovalBackOff, ServicePolicyKind, ServicePolicyName, TrafficPolicy,
 };
 use leno_telemetry::{Count, Gauge};
 
@@ -18,7 +18,7 @@ use super::fixture::{
 };
 use super::http2;
 use crate::tls::ALPN_HTTP2;
-use crate::upstream::ward::Ward;
+use crate::upstream::cluster::UpstreamCluster;
 
 const ILL: &str = "HTTP/1.1 503 Ill\r\ncontent-length: 0\r\n\r\n";
 
@@ -65,8 +65,8 @@ fn ask_every(
         ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "ratings").unwrap();
     let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
     let mut view = view(mesh.setup.protocol, endpoints);
-    view.ports.get_mut(&PORT).unwrap().treatment =
-        Treatment { removal: Some(removal), ..Treatment::default() };
+    view.ports.get_mut(&PORT).unwrap().traffic_policy =
+        TrafficPolicy { removal: Some(removal), ..TrafficPolicy::default() };
     mesh.client_knows(vec![view]);
 }
 
@@ -97,7 +97,7 @@ fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.server("ratings-2", well.address).await;
         ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         let checks = |app: &Application| {
             let asked = app.requests();
@@ -144,7 +144,7 @@ fn who_does_not_answer_in_time_or_is_not_there_has_failed() {
             let (_server, second) = mesh.server("ratings-2", ill).await;
             let probe = (get_healthz(), Duration::from_millis(200));
             ask_within(&mesh, probe, &[mesh.endpoint(), second]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             until(|| removed(&mesh) == ["bookinfo/ratings-2"]).await;
             assert!(count(&mesh, Count::HealthChecksFailed) >= 2);
@@ -159,7 +159,7 @@ fn the_last_ones_stay_however_ill_they_are() {
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.server("ratings-2", app.address).await;
         ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 503);
         until(|| count(&mesh, Count::HealthChecksFailed) >= 20).await;
         assert_eq!(removed(&mesh).len(), 1);
@@ -179,7 +179,7 @@ fn an_application_that_claims_to_be_rejected_is_ill_all_the_same() {
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.server("ratings-2", well.address).await;
         ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.ask(GET).await;
         until(|| removed(&mesh) == ["bookinfo/ratings-1"]).await;
         assert_eq!(count(&mesh, Count::HealthChecksUnknown), 0);
@@ -194,7 +194,7 @@ fn what_a_policy_refuses_says_nothing() {
         mesh.enforce(Access::Strict(Vec::new()));
         let (_server, second) = mesh.server("ratings-2", app.address).await;
         ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.ask(GET).await;
         until(|| count(&mesh, Count::HealthChecksUnknown) >= 5).await;
         assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
@@ -204,7 +204,7 @@ fn what_a_policy_refuses_says_nothing() {
         mesh.enforce(Access::Strict(Vec::new()));
         let probe = HealthProbe::Grpc { service: String::new() };
         ask_all(&mesh, probe, &[mesh.endpoint()]);
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         client.send_request(http2::call("/a"), true).unwrap().0.await.unwrap();
         until(|| count(&mesh, Count::HealthChecksUnknown) >= 5).await;
         assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
@@ -218,14 +218,14 @@ fn nobody_is_asked_where_no_request_went_nor_after_the_policy() {
         let mesh = Mesh::permissive(app.address).await;
         ask_all(&mesh, get_healthz(), &[mesh.endpoint()]);
         assert_eq!(settled(|| app.requests().len()).await, 0);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.ask(GET).await;
         until(|| count(&mesh, Count::HealthChecksWell) >= 3).await;
         let worker = &mesh.client.worker;
-        let ward = Rc::downgrade(&ward(&mesh));
+        let cluster = Rc::downgrade(&cluster(&mesh));
         mesh.route_to(&[mesh.endpoint()]);
-        worker.sweep(&worker.world.scene().unwrap());
-        until(|| ward.strong_count() == 0).await;
+        worker.sweep(&worker.world.config().unwrap());
+        until(|| cluster.strong_count() == 0).await;
     });
 }
 
@@ -256,7 +256,7 @@ fn the_health_service_of_grpc_is_asked_and_believed() {
         let (_server, second) = mesh.server("ratings-2", closed_port()).await;
         let probe = HealthProbe::Grpc { service: "shop".to_owned() };
         ask_all(&mesh, probe, &[mesh.endpoint(), second]);
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         let (response, mut stream) = client.send_request(http2::call("/a"), false).unwrap();
         http2::send(&mut stream, Bytes::new(), true).await;
         response.await.unwrap();
@@ -290,11 +290,11 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
         });
         let foreign = foreign.await;
         let alone = Endpoint { account: None, ..endpoint("ratings-2", plain.address, "ratings") };
-        let stranger = endpoint("ratings-3", foreign.address, "ratings");
+        let external_client = endpoint("ratings-3", foreign.address, "ratings");
         // Each check completes before the next, even on a busy machine.
         let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
-        ask_every(often, &mesh, (get_healthz(), limit), &[alone, stranger]);
-        ward(&mesh);
+        ask_every(often, &mesh, (get_healthz(), limit), &[alone, external_client]);
+        cluster(&mesh);
         until(|| count(&mesh, Count::HealthChecksWell) >= 10).await;
         assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
         assert_eq!((plain.accepted.get(), foreign.accepted.get()), (1, 1));
@@ -302,9 +302,9 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
 }
 
 /// Returns the cluster state of the endpoints that the client's sidecar currently has.
-fn ward(mesh: &Mesh) -> Rc<Ward> {
+fn cluster(mesh: &Mesh) -> Rc<UpstreamCluster> {
     let worker = &mesh.client.worker;
-    let scene = worker.world.scene().unwrap();
-    let port = &scene.plans.service(&service()).unwrap().ports[&PORT];
-    worker.ward(port.treatment.as_ref(), (port, scene.version)).unwrap()
+    let config = worker.world.config().unwrap();
+    let port = &config.plans.service(&service()).unwrap().ports[&PORT];
+    worker.cluster(port.traffic_policy.as_ref(), (port, config.version)).unwrap()
 }

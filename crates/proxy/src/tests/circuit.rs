@@ -7,7 +7,7 @@ use std::time::Duration;
 use leno_model::{
     Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedAnswer, Header, Protocol,
     RetryRule, RouteName, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName, TooMany,
-    Treatment, Trip, WeightedBackend,
+    TrafficPolicy, Trip, WeightedBackend,
 };
 use leno_telemetry::Count;
 
@@ -31,15 +31,15 @@ pub(super) fn trip() -> Trip {
     }
 }
 
-pub(super) fn treatment(rule: CircuitBreaker) -> Treatment {
+pub(super) fn traffic_policy(rule: CircuitBreaker) -> TrafficPolicy {
     let policy =
         ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "ratings").unwrap();
-    Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() }
+    TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() }
 }
 
 pub(super) fn treat(mesh: &Mesh, rule: CircuitBreaker) {
     let mut view = view(mesh.setup.protocol, &[mesh.endpoint()]);
-    view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
+    view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
     mesh.client_knows(vec![view]);
 }
 
@@ -51,14 +51,15 @@ fn at_most(limits: CircuitLimits) -> CircuitBreaker {
 fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
     run(async {
         let sick = Rc::new(Cell::new(true));
-        let told = sick.clone();
+        let reported = sick.clone();
         let app =
-            Application::answering(move |_| if told.get() { BROKEN } else { OK }.to_owned()).await;
+            Application::answering(move |_| if reported.get() { BROKEN } else { OK }.to_owned())
+                .await;
         let mesh = Mesh::permissive(app.address).await;
         // Long enough to observe.
         let trip = Trip { open_for: Duration::from_secs(3), ..trip() };
         treat(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.ask(GET).await.verdict(), (500, None));
         }
@@ -83,7 +84,7 @@ fn an_application_that_claims_to_be_rejected_opens_the_circuit_all_the_same() {
         let app = Application::canned(claims).await;
         let mesh = Mesh::permissive(app.address).await;
         treat(&mesh, CircuitBreaker { trip: Some(trip()), ..CircuitBreaker::default() });
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.ask(GET).await.status, 500);
         }
@@ -101,7 +102,7 @@ fn an_open_circuit_answers_as_its_policy_has_it() {
         let answer = FixedAnswer { status: Some(429), body, headers: vec![header] };
         let trip = Trip { open_for: Duration::from_secs(60), ..trip() };
         treat(&mesh, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() });
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             client.ask(GET).await;
         }
@@ -122,10 +123,10 @@ fn no_more_requests_are_under_way_than_the_policy_lets() {
         let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
         treat(&mesh, at_most(CircuitLimits { requests: Some(1), ..CircuitLimits::default() }));
-        let mut first = Client::connect(mesh.door).await;
+        let mut first = Client::connect(mesh.listener).await;
         first.send(GET).await;
         until(|| app.accepted.get() == 1).await;
-        let mut second = Client::connect(mesh.door).await;
+        let mut second = Client::connect(mesh.listener).await;
         assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
         first.abandon();
         until(|| mesh.client.ended() == 2).await;
@@ -147,12 +148,12 @@ fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
         let limits = CircuitLimits { pending: Some(1), ..CircuitLimits::default() };
         let connect_timeout = Some(Duration::from_secs(3));
         let rule = CircuitBreaker { connect_timeout, ..at_most(limits) };
-        view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
+        view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
         mesh.client_knows(vec![view]);
-        let mut first = Client::connect(mesh.door).await;
+        let mut first = Client::connect(mesh.listener).await;
         first.send(GET).await;
         until(|| mute.accepted.get() == 1).await;
-        let mut second = Client::connect(mesh.door).await;
+        let mut second = Client::connect(mesh.listener).await;
         assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
         assert_eq!(first.answer().await.verdict(), (504, Some("connect-timeout")));
     });
@@ -165,15 +166,15 @@ fn no_more_connections_of_tcp_are_under_way_than_the_policy_lets() {
         let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
         treat(&mesh, at_most(CircuitLimits { connections: Some(1), ..CircuitLimits::default() }));
-        let mut first = Client::connect(mesh.door).await;
+        let mut first = Client::connect(mesh.listener).await;
         first.send("hello").await;
         until(|| app.accepted.get() == 1).await;
-        let mut second = Client::connect(mesh.door).await;
+        let mut second = Client::connect(mesh.listener).await;
         assert_ne!(second.end().await, End::Clean);
         assert_eq!(mesh.client.failures().get("circuit-full"), Some(&1));
         drop(first);
         until(|| mesh.client.ended() == 2).await;
-        Client::connect(mesh.door).await.send("hello").await;
+        Client::connect(mesh.listener).await.send("hello").await;
         until(|| app.accepted.get() == 2).await;
     });
 }
@@ -197,9 +198,9 @@ fn a_policy_may_forbid_retries() {
                 actions: RuleActions { retry: Some(retry), ..RuleActions::default() },
             }];
             let limits = CircuitLimits { retries, ..CircuitLimits::default() };
-            port.treatment = treatment(at_most(limits));
+            port.traffic_policy = traffic_policy(at_most(limits));
             mesh.client_knows(vec![view]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(GET).await.verdict(), (500, None));
             assert_eq!(app.requests().len(), expected, "{retries:?}");
         }

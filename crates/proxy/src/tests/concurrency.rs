@@ -17,7 +17,7 @@ fn bound(mesh: &Mesh, concurrency: Concurrency) {
 
 /// Sends a request that the application receives but does not answer.
 async fn held(mesh: &Mesh, app: &Application) -> Client<tokio::net::TcpStream> {
-    let mut client = Client::connect(mesh.door).await;
+    let mut client = Client::connect(mesh.listener).await;
     let before = app.accepted.get();
     client.send(GET).await;
     until(|| app.accepted.get() > before).await;
@@ -31,7 +31,7 @@ fn no_more_requests_are_given_to_the_application_at_once_than_the_policy_lets() 
         let mesh = Mesh::permissive(app.address).await;
         mesh.guard(Vec::new(), vec![at_once("x", 2)]);
         let mut under_way = vec![held(&mesh, &app).await, held(&mesh, &app).await];
-        let mut one_more = Client::connect(mesh.door).await;
+        let mut one_more = Client::connect(mesh.listener).await;
         assert_eq!(one_more.ask(GET).await.verdict(), (503, Some("overloaded")));
         assert_eq!(mesh.server.failures(), [("overloaded", 1)].into());
         // A client that leaves frees its permit.
@@ -49,7 +49,7 @@ fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_othe
         let mesh = Mesh::permissive(app.address).await;
         let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
         bound(&mesh, Concurrency { requests: 1, adaptive, ..Concurrency::default() });
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..50 {
             assert_eq!(client.ask(GET).await.verdict(), (200, None));
         }
@@ -59,7 +59,7 @@ fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_othe
         let answer = FixedAnswer { status: Some(529), body, ..FixedAnswer::default() };
         bound(&mesh, Concurrency { requests: 1, answer, ..Concurrency::default() });
         let _first = held(&mesh, &slow).await;
-        let mut second = Client::connect(mesh.door).await;
+        let mut second = Client::connect(mesh.listener).await;
         let answer = second.ask(GET).await;
         assert_eq!((answer.verdict(), &*answer.body), ((529, Some("overloaded")), &b"later"[..]));
     });
@@ -85,14 +85,14 @@ fn who_is_refused_spends_no_token_and_nobody_has_failed() {
         treat(&mesh, CircuitBreaker { trip: Some(trip()), ..CircuitBreaker::default() });
         let first = held(&mesh, &app).await;
         for _ in 0..5 {
-            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.ask(GET).await;
             assert_eq!(answer.verdict(), (503, Some("overloaded")));
         }
         first.abandon();
         until(|| mesh.server.ended() == 6).await;
         // The token of the rejected requests.
         let _second = held(&mesh, &app).await;
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(answer.verdict(), (429, Some("rate-limited")));
     });
 }

@@ -80,8 +80,8 @@ pub(super) async fn mixed(application: SocketAddr) -> (Mesh, Mesh) {
     (front, back)
 }
 
-async fn willing(door: SocketAddr) -> SendRequest<Bytes> {
-    let send = connect(door).await;
+async fn willing(listener: SocketAddr) -> SendRequest<Bytes> {
+    let send = connect(listener).await;
     until(|| send.is_extended_connect_protocol_enabled()).await;
     send
 }
@@ -98,8 +98,8 @@ fn ask(protocol: &str) -> Request<()> {
         .unwrap()
 }
 
-pub(super) async fn open(door: SocketAddr) -> (Response<RecvStream>, SendStream<Bytes>) {
-    let (response, stream) = willing(door).await.send_request(ask("websocket"), false).unwrap();
+pub(super) async fn open(listener: SocketAddr) -> (Response<RecvStream>, SendStream<Bytes>) {
+    let (response, stream) = willing(listener).await.send_request(ask("websocket"), false).unwrap();
     (response.await.unwrap(), stream)
 }
 
@@ -122,7 +122,7 @@ fn a_client_of_http2_reaches_an_application_that_upgrades() {
     run(async {
         let app = application1(agrees).await;
         let (front, back) = mixed(app.address).await;
-        let (response, stream) = open(front.door).await;
+        let (response, stream) = open(front.listener).await;
         converses(response, stream).await;
         until(|| front.client.ended() == 1 && back.server.ended() == 1).await;
         assert!(front.client.failures().is_empty() && back.server.failures().is_empty());
@@ -138,7 +138,7 @@ fn the_application_sees_an_upgrade_with_a_key_of_its_sidecar() {
         .await;
         let (front, _back) = mixed(app.address).await;
         for _ in 0..2 {
-            let (response, _stream) = open(front.door).await;
+            let (response, _stream) = open(front.listener).await;
             assert_eq!(response.status(), 403);
             assert_eq!(whole(response.into_body()).await.0, b"no");
         }
@@ -171,7 +171,7 @@ fn a_client_that_upgrades_reaches_an_application_of_http2() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client
             .send(format!(
                 "GET /chat HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: WebSocket\r\n\
@@ -193,7 +193,7 @@ fn both_may_speak_http2() {
     run(async {
         let app = application2(|_| {}).await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let (response, stream) = open(mesh.door).await;
+        let (response, stream) = open(mesh.listener).await;
         converses(response, stream).await;
         until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
         assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
@@ -211,16 +211,16 @@ fn who_does_not_agree_is_not_taken_for_one_who_does() {
         {
             let app = application1(answer).await;
             let (front, _back) = mixed(app.address).await;
-            let (response, _stream) = open(front.door).await;
+            let (response, _stream) = open(front.listener).await;
             assert_eq!(response.status(), status);
             assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with(reason));
         }
         // An HTTP/2 application that does not announce extended CONNECT.
         let app = super::http2::application(|_, _| async {}).await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        assert_eq!(open(mesh.door).await.0.status(), 501);
+        assert_eq!(open(mesh.listener).await.0.status(), 501);
         // Protocols without a possible upgrade, and plain CONNECT.
-        let mut client = willing(mesh.door).await;
+        let mut client = willing(mesh.listener).await;
         let again = client.send_request(ask("h2c"), false).unwrap().0.await.unwrap();
         assert_eq!(again.status(), 400);
         // A protocol that is not configured.

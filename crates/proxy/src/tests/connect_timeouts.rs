@@ -8,11 +8,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use super::addresses::{WORKLOAD, pinned};
-use super::circuit::treatment;
+use super::circuit::traffic_policy;
 use super::fixture::{
     Application, Client, GET, Mesh, OK, PORT, Setup, endpoint, plan, run, until, view,
 };
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 
 /// A mesh with an endpoint that accepts connections, and responds once it is released.
 struct Slow {
@@ -42,9 +42,9 @@ impl Slow {
         })
         .await;
         let endpoint = endpoint("ratings-2", slow.address, "ratings");
-        let occupant = pinned(Some(endpoint.clone()), "ratings-2", Protocol::Http);
-        mesh.client.addresses.borrow_mut().insert(WORKLOAD.into(), occupant.into());
-        let at = Entrance::Address((WORKLOAD, 80).into());
+        let address_entry = pinned(Some(endpoint.clone()), "ratings-2", Protocol::Http);
+        mesh.client.addresses.borrow_mut().insert(WORKLOAD.into(), address_entry.into());
+        let at = ListenerKind::Address((WORKLOAD, 80).into());
         let pinned = mesh.client.listen(at).await;
         Self { mesh, slow, endpoint, release, pinned }
     }
@@ -54,7 +54,7 @@ impl Slow {
         let mut view = view(Protocol::Http, std::slice::from_ref(&self.endpoint));
         let connect_timeout = Some(connect_timeout);
         let rule = CircuitBreaker { connect_timeout, ..CircuitBreaker::default() };
-        view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
+        view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
         self.mesh.client.know(plan("productpage", Access::Permissive), vec![view]);
     }
 }
@@ -71,7 +71,7 @@ fn the_policy_limits_its_requests_on_a_connection_that_another_request_has_begun
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send(GET).await;
         until(|| slow.slow.accepted.get() == 1).await;
-        let answer = Client::connect(slow.mesh.door).await.ask(GET).await;
+        let answer = Client::connect(slow.mesh.listener).await.ask(GET).await;
         assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
         assert_eq!(slow.slow.accepted.get(), 1, "both wait for one connection");
         slow.release.send_replace(true);
@@ -85,7 +85,7 @@ fn the_policy_limits_no_other_requests() {
     run(async {
         let slow = Slow::new(LONG).await;
         slow.limit(SHORT);
-        let answer = Client::connect(slow.mesh.door).await.ask(GET).await;
+        let answer = Client::connect(slow.mesh.listener).await.ask(GET).await;
         assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send(GET).await;
@@ -105,7 +105,7 @@ fn a_request_with_more_time_lets_an_attempt_go_on() {
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send(GET).await;
         until(|| slow.slow.accepted.get() == 1).await;
-        let mut patient = Client::connect(slow.mesh.door).await;
+        let mut patient = Client::connect(slow.mesh.listener).await;
         patient.send(GET).await;
         assert!(unlimited.answer().await.status >= 503);
         slow.release.send_replace(true);
@@ -120,7 +120,7 @@ fn the_policy_limits_a_connection_of_one_client() {
         let slow = Slow::new(LONG).await;
         slow.limit(SHORT);
         let alone = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
-        let answer = Client::connect(slow.mesh.door).await.ask(alone).await;
+        let answer = Client::connect(slow.mesh.listener).await.ask(alone).await;
         assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
     });
 }

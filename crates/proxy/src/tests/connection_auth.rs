@@ -38,7 +38,7 @@ fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
             for first in ["begin", "alice"] {
                 let app = application(challenge).await;
                 let mesh = Mesh::permissive(app.address).await;
-                let mut alice = Client::connect(mesh.door).await;
+                let mut alice = Client::connect(mesh.listener).await;
                 let ask = |token| {
                     format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme} {token}\r\n\r\n")
                 };
@@ -49,7 +49,7 @@ fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
                     assert_eq!(answer.text(), "alice");
                 }
                 assert_eq!(alice.ask(&ask("alice")).await.text(), "alice");
-                let mut bob = Client::connect(mesh.door).await;
+                let mut bob = Client::connect(mesh.listener).await;
                 for _ in 0..3 {
                     let answer = bob.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                     assert_eq!(answer.status, 401, "{scheme}: {}", answer.head);
@@ -69,7 +69,7 @@ fn other_credentials_leave_a_connection_shared() {
         let mesh = Mesh::permissive(app.address).await;
         for scheme in ["Basic YTpi", "Bearer x", "NTLMish x"] {
             let request = format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme}\r\n\r\n");
-            assert_eq!(Client::connect(mesh.door).await.ask(&request).await.status, 401);
+            assert_eq!(Client::connect(mesh.listener).await.ask(&request).await.status, 401);
         }
         assert_eq!(app.accepted.get(), 1);
     });
@@ -121,7 +121,7 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
         };
         let mut clients = Vec::new();
         for name in ["alice", "bob", "carol"] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(&ask("")).await.status, 401);
             let challenge = client.ask(&ask("type1")).await;
             assert!(challenge.head.contains("NTLM type2"), "{}", challenge.head);
@@ -135,7 +135,7 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
             for (name, client) in &mut clients {
                 assert_eq!(client.ask(&ask("")).await.text(), *name);
             }
-            assert_eq!(Client::connect(mesh.door).await.ask(&ask("")).await.status, 401);
+            assert_eq!(Client::connect(mesh.listener).await.ask(&ask("")).await.status, 401);
         }
     });
 }
@@ -148,7 +148,7 @@ fn users_behind_a_proxy_share_no_authenticated_connection() {
         for mark in ["x-forwarded-for: 192.0.2.7", "Via: 1.1 proxy", "forwarded: for=192.0.2.7"] {
             let app = application("NTLM").await;
             let mesh = Mesh::permissive(app.address).await;
-            let mut proxy = Client::connect(mesh.door).await;
+            let mut proxy = Client::connect(mesh.listener).await;
             let alice = "authorization: NTLM alice\r\n";
             let ask = |more: &str, mark: &str| {
                 format!("GET / HTTP/1.1\r\nhost: x\r\n{more}{mark}\r\n\r\n")

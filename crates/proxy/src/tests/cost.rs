@@ -134,7 +134,7 @@ async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
     }
     let mut clients = Vec::new();
     for _ in 0..MANY {
-        clients.push(TcpStream::connect(mesh.door).await.unwrap());
+        clients.push(TcpStream::connect(mesh.listener).await.unwrap());
     }
     (mesh, clients)
 }

@@ -13,7 +13,7 @@ use super::fixture::{
 use crate::drain::Phase;
 use crate::listen::{self, Command};
 use crate::redirect::Gate;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 
 /// Starts an application that responds once it is released.
 async fn patient() -> (Application, watch::Sender<bool>) {
@@ -36,24 +36,24 @@ async fn patient() -> (Application, watch::Sender<bool>) {
 /// Timeouts that a slow machine does not reach.
 fn with_long_timeouts() -> Setup {
     let mut setup = Setup::default();
-    (setup.limits.drain_timeout, setup.limits.last_call) = (PATIENCE, PATIENCE / 2);
+    (setup.limits.drain_timeout, setup.limits.last_call) = (MAX_WAIT, MAX_WAIT / 2);
     setup
 }
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const MAX_WAIT: Duration = Duration::from_secs(240);
 const QUICK: &str = "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /// Runs a data thread with one listener; it ends when it has drained.
 async fn data_thread(
     sidecar: &Sidecar,
-    entrance: Entrance,
+    listener_kind: ListenerKind,
 ) -> (std::net::SocketAddr, JoinHandle<()>, mpsc::Sender<Command>) {
     let (commands, inbox) = mpsc::channel(1);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
     let thread = tokio::task::spawn_local(listen::run(sidecar.worker.clone(), inbox));
-    let gate = Gate::Fixed(entrance);
+    let gate = Gate::Fixed(listener_kind);
     commands.send(Command::Open { gate, listener }).await.unwrap();
     (address, thread, commands)
 }
@@ -63,9 +63,10 @@ fn the_clients_sidecar_finishes_what_is_under_way_and_ends_what_is_idle() {
     run(async {
         let (app, go) = patient().await;
         let mesh = Mesh::permissive(app.address).await;
-        let entrance = Entrance::Door { service: service(), port: PORT };
-        let (door, thread, _commands) = data_thread(&mesh.client, entrance).await;
-        let (mut idle, mut busy) = (Client::connect(door).await, Client::connect(door).await);
+        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
+        let (mut idle, mut busy) =
+            (Client::connect(listener).await, Client::connect(listener).await);
         assert_eq!(idle.ask(QUICK).await.field("connection"), None);
         busy.send(GET).await;
         until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
@@ -89,12 +90,12 @@ fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
     run(async {
         let (app, _go) = patient().await;
         let mesh = Mesh::new(app.address, with_long_timeouts()).await;
-        let entrance = Entrance::Door { service: service(), port: PORT };
-        let (door, thread, _commands) = data_thread(&mesh.client, entrance).await;
+        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
         // The accept loop runs, and accepts none of the next connections before the drain begins.
-        assert_eq!(Client::connect(door).await.ask(QUICK).await.verdict(), (200, None));
+        assert_eq!(Client::connect(listener).await.ask(QUICK).await.verdict(), (200, None));
         let mut queued: Vec<_> =
-            (0..20).map(|_| std::net::TcpStream::connect(door).unwrap()).collect();
+            (0..20).map(|_| std::net::TcpStream::connect(listener).unwrap()).collect();
         for client in &mut queued[..10] {
             std::io::Write::write_all(client, QUICK.as_bytes()).unwrap();
         }
@@ -128,9 +129,9 @@ fn a_request_that_crosses_the_drain_on_an_idle_connection_is_answered() {
             let mut setup = with_long_timeouts();
             setup.limits.rest_after = rest_after;
             let mesh = Mesh::new(app.address, setup).await;
-            let entrance = Entrance::Door { service: service(), port: PORT };
-            let (door, thread, _commands) = data_thread(&mesh.client, entrance).await;
-            let mut idle = Client::connect(door).await;
+            let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+            let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
+            let mut idle = Client::connect(listener).await;
             assert_eq!(idle.ask(QUICK).await.field("connection"), None);
             mesh.client.phase.send_replace(Phase::Draining);
             for _ in 0..100 {
@@ -152,15 +153,15 @@ fn a_proxy_that_leaves_goes_on_to_serve_and_asks_its_clients_to_leave() {
     run(async {
         let (app, _go) = patient().await;
         let mesh = Mesh::permissive(app.address).await;
-        let entrance = Entrance::Door { service: service(), port: PORT };
-        let (door, _thread, _commands) = data_thread(&mesh.client, entrance).await;
-        let mut idle = Client::connect(door).await;
+        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let (listener, _thread, _commands) = data_thread(&mesh.client, listener_kind).await;
+        let mut idle = Client::connect(listener).await;
         assert_eq!(idle.ask(QUICK).await.field("connection"), None);
         mesh.client.phase.send_replace(Phase::Leaving);
         let answer = idle.ask(QUICK).await;
         assert_eq!((answer.verdict(), answer.field("connection")), ((200, None), Some("close")));
         assert_eq!(idle.end().await, End::Clean);
-        let mut next = Client::connect(door).await;
+        let mut next = Client::connect(listener).await;
         assert_eq!(next.ask(QUICK).await.verdict(), (200, None));
     });
 }
@@ -183,7 +184,7 @@ fn a_client_of_http2_reads_its_last_response_to_the_end_after_the_drain() {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         // Most of the response waits in the kernel of the sidecar.
         socket.set_recv_buffer_size(4096).unwrap();
-        let mut client = Client::new(socket.connect(mesh.door).await.unwrap());
+        let mut client = Client::new(socket.connect(mesh.listener).await.unwrap());
         client.send([OPENING, &frames::get(1)].concat()).await;
         let gauge = |gauge| mesh.client.telemetry.gauge(gauge);
         until(|| gauge(Gauge::RequestsInFlight) == 1).await;
@@ -213,12 +214,12 @@ fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
     run(async {
         let (app, go) = patient().await;
         let mesh = Mesh::permissive(app.address).await;
-        let entrance = Entrance::Inbound { port: app.address.port() };
-        let (inbound, thread, _commands) = data_thread(&mesh.server, entrance).await;
+        let listener_kind = ListenerKind::Inbound { port: app.address.port() };
+        let (inbound, thread, _commands) = data_thread(&mesh.server, listener_kind).await;
         mesh.route_to(&[super::fixture::endpoint("ratings-1", inbound, "ratings")]);
         let mut clients = Vec::new();
         for _ in 0..20 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
             clients.push(client);
         }
@@ -229,7 +230,7 @@ fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
         let (_server, endpoint) = mesh.server("ratings-2", other.address).await;
         mesh.route_to(&[super::fixture::endpoint("ratings-1", inbound, "ratings"), endpoint]);
         for _ in 0..20 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(QUICK).await;
             clients.push(client);
         }
@@ -251,7 +252,7 @@ fn draining_the_client_leaves_streams_alone_that_the_server_is_serving() {
     run(async {
         let (app, go) = patient().await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         until(|| app.accepted.get() == 1).await;
         // The opener's GOAWAY has stream ID 0, but its own streams continue.
@@ -273,9 +274,9 @@ fn draining_is_bounded() {
         let mut setup = Setup::default();
         setup.limits.drain_timeout = Duration::from_millis(100);
         let mesh = Mesh::new(app.address, setup).await;
-        let entrance = Entrance::Door { service: service(), port: PORT };
-        let (door, thread, _commands) = data_thread(&mesh.client, entrance).await;
-        let mut stuck = Client::connect(door).await;
+        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
+        let mut stuck = Client::connect(listener).await;
         stuck.send(GET).await;
         until(|| app.accepted.get() == 1).await;
         let began = Instant::now();

@@ -77,7 +77,7 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
         // The service has no endpoint.
         views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints.clear();
         mesh.client_knows(views);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for (origin, allowed) in
             [("https://a.example", Some("https://a.example")), ("https://evil", None)]
         {
@@ -99,7 +99,7 @@ fn heads_are_edited_on_both_ways() {
         let app = Application::canned(ANSWER).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.client_knows(routed(&mesh, vec![editing()]));
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             let answer = client.ask(REQUEST).await;
             assert_eq!(answer.status, 200);
@@ -137,7 +137,7 @@ fn headers_are_set_and_removed_under_similar_names() {
         let app = Application::canned(ANSWER).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.client_knows(routed(&mesh, vec![editing()]));
-        let answer = Client::connect(mesh.door).await.ask(RESPELLED).await;
+        let answer = Client::connect(mesh.listener).await.ask(RESPELLED).await;
         assert_eq!(answer.status, 200);
         let head = &app.requests()[0].head;
         let fields = fields(head);
@@ -160,14 +160,15 @@ fn calls_of_grpc_are_edited_too() {
         let app = http2::application(|request, mut respond| async move {
             let (parts, body) = request.into_parts();
             http2::whole(body).await;
-            let told = |name: &str| parts.headers.get(name).map_or("", |it| it.to_str().unwrap());
+            let reported =
+                |name: &str| parts.headers.get(name).map_or("", |it| it.to_str().unwrap());
             let head = Response::builder()
                 .header("content-type", "application/grpc")
                 .header("server", "app")
                 .header("x-secret", "1")
                 .header("saw-uri", parts.uri.to_string())
-                .header("saw-set", told("x-set"))
-                .header("saw-gone", told("x-gone"));
+                .header("saw-set", reported("x-set"))
+                .header("saw-gone", reported("x-gone"));
             let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
             http2::send(&mut stream, Bytes::from_static(b"message"), false).await;
             let mut trailers = HeaderMap::new();
@@ -177,19 +178,19 @@ fn calls_of_grpc_are_edited_too() {
         .await;
         let mesh = http2::mesh(app.address, Protocol::Grpc).await;
         mesh.client_knows(routed(&mesh, vec![editing()]));
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         let mut call = http2::call("/ratings/Rate");
         call.headers_mut().insert("x-gone", "1".parse().unwrap());
         call.headers_mut().insert("x-set", "old".parse().unwrap());
         let (response, mut stream) = client.send_request(call, false).unwrap();
         http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
-        let told = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap());
-        assert_eq!(told("saw-uri"), Some("http://inner.example/v2/Rate"));
-        assert_eq!(told("saw-set"), Some("new"));
-        assert_eq!(told("saw-gone"), Some(""));
-        assert_eq!(told("server"), Some("leno"));
-        assert_eq!(told("x-secret"), None);
+        let reported = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap());
+        assert_eq!(reported("saw-uri"), Some("http://inner.example/v2/Rate"));
+        assert_eq!(reported("saw-set"), Some("new"));
+        assert_eq!(reported("saw-gone"), Some(""));
+        assert_eq!(reported("server"), Some("leno"));
+        assert_eq!(reported("x-secret"), None);
         let mut body = response.into_body();
         while let Some(Ok(_)) = body.data().await {}
         let trailers = body.trailers().await.unwrap().unwrap();
@@ -210,7 +211,7 @@ fn a_redirection_is_answered_without_asking_anybody() {
             status: 308,
         };
         mesh.client_knows(routed(&mesh, vec![redirecting(redirect)]));
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             let answer = client.ask(REQUEST).await;
             assert_eq!(answer.verdict(), (308, None));
@@ -219,7 +220,7 @@ fn a_redirection_is_answered_without_asking_anybody() {
             assert_eq!(answer.field("content-length"), Some("0"));
             assert!(answer.field("date").is_some());
         }
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         let request = http::Request::get("http://x/ratings").body(()).unwrap();
         let response = client.send_request(request, true).unwrap().0.await.unwrap();
         assert_eq!(response.status(), 308);
@@ -238,7 +239,7 @@ fn a_body_that_a_redirection_leaves_unread_ends_the_connection() {
         let redirect =
             Redirect { scheme: None, hostname: None, path: None, port: None, status: 307 };
         mesh.client_knows(routed(&mesh, vec![redirecting(redirect)]));
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("POST /ratings HTTP/1.1\r\nhost: a:81\r\ncontent-length: 5\r\n\r\n").await;
         let answer = client.answer().await;
         assert_eq!(answer.field("location"), Some("http://a:81/ratings"));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use leno_discovery::{ChangeId, Update};
 use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
 use leno_model::{
-    Access, AccessLog, Concurrency, Endpoint, EndpointId, InboundPolicy, Occupant, PortGuard,
+    Access, AccessLog, AddressEntry, Concurrency, Endpoint, EndpointId, InboundPolicy, PortGuard,
     PortLimits, PortView, Protocol, RateLimits, Reach, ServiceAccount, ServiceName,
     ServicePolicyKind, ServicePolicyName, ServiceView, Sight, Snapshot, SpiffeId, TrustDomain,
     Upgrades, WorkloadName, WorkloadPlan, WorkloadPort,
@@ -28,8 +28,8 @@ use crate::connection;
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::names::Names;
-use crate::seen::{Intakes, Outlets, Seen};
-use crate::session::Entrance;
+use crate::seen::{Intakes, Seen, TraceQueues};
+use crate::session::ListenerKind;
 use crate::tapped::Drawn;
 use crate::worker::{Parts, Worker};
 use crate::world::World;
@@ -59,7 +59,7 @@ pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 pub(crate) fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(LocalSet::new().run_until(async {
-        tokio::time::timeout(PATIENCE, test).await.expect("the test hangs");
+        tokio::time::timeout(MAX_WAIT, test).await.expect("the test hangs");
     }));
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Mesh {
     pub(crate) client: Sidecar,
     pub(crate) server: Sidecar,
     /// The client's outbound listener for the service.
-    pub(crate) door: SocketAddr,
+    pub(crate) listener: SocketAddr,
     /// The server's inbound listener.
     pub(crate) inbound: SocketAddr,
 }
@@ -134,7 +134,7 @@ pub(crate) struct Sidecar {
     /// The port of its application.
     pub(crate) port: u16,
     /// The entries of requested addresses, added to every configuration.
-    pub(crate) addresses: RefCell<BTreeMap<IpAddr, Arc<Occupant>>>,
+    pub(crate) addresses: RefCell<BTreeMap<IpAddr, Arc<AddressEntry>>>,
 }
 
 impl Mesh {
@@ -156,8 +156,9 @@ impl Mesh {
                 .await;
         let client = Sidecar::new("productpage", directory.path(), &setup);
         client.trust(credential(&authority, "productpage"));
-        let door = client.listen(Entrance::Door { service: service(), port: PORT }).await;
-        let mesh = Self { setup, directory, authority, client, server, door, inbound };
+        let listener =
+            client.listen(ListenerKind::Outbound { service: service(), port: PORT }).await;
+        let mesh = Self { setup, directory, authority, client, server, listener, inbound };
         mesh.route_to(&[mesh.endpoint()]);
         mesh
     }
@@ -260,7 +261,7 @@ async fn serve(
     sidecar.port = application.port();
     sidecar.trust(credential(authority, account));
     sidecar.know(serving_plan(&sidecar, setup.protocol, setup.access.clone()), Vec::new());
-    let inbound = sidecar.listen(Entrance::Inbound { port: sidecar.port }).await;
+    let inbound = sidecar.listen(ListenerKind::Inbound { port: sidecar.port }).await;
     (sidecar, inbound)
 }
 
@@ -285,14 +286,14 @@ impl Sidecar {
         let (world, _) = World::new(Names::default(), Instant::now());
         let telemetry = Telemetry::new();
         let (phase, phases) = watch::channel(Phase::Serving);
-        let (outlets, intakes) = Outlets::new();
+        let (trace_queues, intakes) = TraceQueues::new();
         let worker = Worker::new(Parts {
             config: Arc::new(config),
             world,
             connections: Arc::new(Connections::default()),
             removed: Arc::default(),
             phase: phases,
-            outlets,
+            trace_queues,
             shard: telemetry.shard(),
             seed: 7,
         });
@@ -339,23 +340,23 @@ impl Sidecar {
     }
 
     /// Opens a listener.
-    pub(crate) async fn listen(&self, entrance: Entrance) -> SocketAddr {
-        self.serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), entrance)
+    pub(crate) async fn listen(&self, listener_kind: ListenerKind) -> SocketAddr {
+        self.serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), listener_kind)
     }
 
     /// Opens a listener with sockets that are full after a few KiB.
-    pub(crate) async fn listen_narrow(&self, entrance: Entrance) -> SocketAddr {
+    pub(crate) async fn listen_narrow(&self, listener_kind: ListenerKind) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         SockRef::from(&listener).set_send_buffer_size(4096).unwrap();
-        self.serve(listener, entrance)
+        self.serve(listener, listener_kind)
     }
 
-    fn serve(&self, listener: TcpListener, entrance: Entrance) -> SocketAddr {
+    fn serve(&self, listener: TcpListener, listener_kind: ListenerKind) -> SocketAddr {
         let address = listener.local_addr().unwrap();
         let worker = self.worker.clone();
         tokio::task::spawn_local(async move {
             while let Ok((tcp, peer)) = listener.accept().await {
-                let carried = connection::carry(worker.clone(), entrance.clone(), tcp, peer);
+                let carried = connection::carry(worker.clone(), listener_kind.clone(), tcp, peer);
                 tokio::task::spawn_local(carried);
             }
         });
@@ -412,7 +413,7 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         rules: Vec::new(),
         endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
         tls_rules: Vec::new(),
-        treatment: leno_model::Treatment::default(),
+        traffic_policy: leno_model::TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };
@@ -478,7 +479,7 @@ pub(crate) fn closed_port() -> SocketAddr {
 }
 
 /// Longer than any test takes, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Turns of the event loop after which no more events are pending.
 const SETTLED_TURNS: usize = 3000;
 

@@ -18,7 +18,7 @@ use super::fixture::{
     Application, Client, Mesh, Setup, credential, run, settled, tls_connect, until,
 };
 use super::http2;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::tls::ALPN_HTTP2;
 
 /// A connection of any type.
@@ -30,14 +30,14 @@ type Rude = Client<Box<dyn Stream>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The application itself, through its own sidecar.
-    Door,
+    OutboundListener,
     /// Without mutual TLS, at a port that allows it.
     Clear,
     /// A peer without a sidecar.
     Tls,
 }
 
-const WAYS: [Way; 3] = [Way::Door, Way::Clear, Way::Tls];
+const WAYS: [Way; 3] = [Way::OutboundListener, Way::Clear, Way::Tls];
 
 /// A mesh, a client with a half-sent request, and a connection of a bystander.
 struct Siege {
@@ -45,7 +45,7 @@ struct Siege {
     app: Application,
     /// Requests that the application has received and not answered.
     held: Rc<Cell<usize>>,
-    bystander: Client<TcpStream>,
+    unmeshed_workload: Client<TcpStream>,
 }
 
 impl Siege {
@@ -73,15 +73,17 @@ impl Siege {
         .await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
         mesh.accept_plaintext(Access::Permissive);
-        let mut bystander = Client::connect(mesh.door).await;
-        bystander.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef").await;
+        let mut unmeshed_workload = Client::connect(mesh.listener).await;
+        unmeshed_workload.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef").await;
         until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
-        Self { mesh, app, held, bystander }
+        Self { mesh, app, held, unmeshed_workload }
     }
 
     async fn enter(&self, way: Way) -> Rude {
         let stream: Box<dyn Stream> = match way {
-            Way::Door => Box::new(TcpStream::connect(self.mesh.door).await.unwrap()),
+            Way::OutboundListener => {
+                Box::new(TcpStream::connect(self.mesh.listener).await.unwrap())
+            }
             Way::Clear => Box::new(TcpStream::connect(self.mesh.inbound).await.unwrap()),
             Way::Tls => {
                 let identity = credential(&self.mesh.authority, "foreign");
@@ -100,8 +102,8 @@ impl Siege {
 
     /// The bystander's request succeeds, and no request of the attacker is left.
     async fn ends_well(mut self) {
-        self.bystander.send("ore").await;
-        let answer = self.bystander.answer().await;
+        self.unmeshed_workload.send("ore").await;
+        let answer = self.unmeshed_workload.answer().await;
         assert_eq!((answer.status, answer.text()), (200, "before"));
         until(|| self.in_flight() == 0).await;
         assert_eq!(self.app.accepted.get(), 1, "the application's connection is the same");
@@ -154,7 +156,7 @@ fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
         setup.limits.idle_connection = Duration::from_millis(300);
         let app = Application::canned(super::fixture::OK).await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
-        let mut rude = Client::connect(mesh.door).await;
+        let mut rude = Client::connect(mesh.listener).await;
         rude.send(OPENING).await;
         rude.send(frames::frame(HEADERS, 0, 1, &frames::asking("GET", "/"))).await;
         let goodbye = rude.frame_of(GOAWAY).await.expect("it is told");
@@ -169,8 +171,8 @@ fn pings_and_settings_whose_answers_nobody_reads_are_not_read_for_long() {
     run(async {
         for frame in [frames::frame(PING, 0, 0, &[0; 8]), frames::frame(SETTINGS, 0, 0, &[])] {
             let siege = Siege::new().await;
-            let entrance = Entrance::Inbound { port: siege.mesh.server.port };
-            let narrow = siege.mesh.server.listen_narrow(entrance).await;
+            let listener_kind = ListenerKind::Inbound { port: siege.mesh.server.port };
+            let narrow = siege.mesh.server.listen_narrow(listener_kind).await;
             let socket = TcpSocket::new_v4().unwrap();
             socket.set_recv_buffer_size(4096).unwrap();
             let mut rude = Client::new(socket.connect(narrow).await.unwrap());
@@ -290,7 +292,7 @@ fn empty_frames_of_data_end_their_connection() {
 fn a_long_answer_outlives_thousands_of_requests_that_others_cancel() {
     run(async {
         let mut siege = Siege::new().await;
-        let mut rude = siege.enter(Way::Door).await;
+        let mut rude = siege.enter(Way::OutboundListener).await;
         // More than the limit of a link.
         for number in 0..50 {
             let streams = round(number, 100);
@@ -301,8 +303,8 @@ fn a_long_answer_outlives_thousands_of_requests_that_others_cancel() {
         }
         let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         assert!(links() > 1, "another link was opened");
-        siege.bystander.send("ore").await;
-        assert_eq!(siege.bystander.answer().await.text(), "before");
+        siege.unmeshed_workload.send("ore").await;
+        assert_eq!(siege.unmeshed_workload.answer().await.text(), "before");
         // The exhausted link ends with its last stream.
         let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         until(|| links() == 1).await;

@@ -36,7 +36,7 @@ fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
         })
         .await;
         mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for body in ["", "some bytes", ""] {
             let answer = client
                 .ask(&format!(
@@ -50,7 +50,7 @@ fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
         // Each request in progress has a connection of its own.
         let mut others = Vec::new();
         for _ in 0..10 {
-            let mut other = Client::connect(mesh.door).await;
+            let mut other = Client::connect(mesh.listener).await;
             other.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             others.push(other);
         }

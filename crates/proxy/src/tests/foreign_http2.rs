@@ -62,12 +62,13 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
                 tokio::task::spawn_local(async move {
                     count.set(count.get() + 1);
                     let (parts, body) = request.into_parts();
-                    let told = |name: &str| parts.headers.get(name).cloned();
+                    let reported = |name: &str| parts.headers.get(name).cloned();
                     let mut head = Response::builder()
                         .header("server", "foreign")
                         .header("saw", parts.uri.to_string());
                     for name in ["x-set", "x-gone", "content-type"] {
-                        head = told(name).into_iter().fold(head, |head, it| head.header(name, it));
+                        head =
+                            reported(name).into_iter().fold(head, |head, it| head.header(name, it));
                     }
                     let Some(heard) = whole(body).await else { return };
                     let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
@@ -112,7 +113,7 @@ fn requests_of_either_version_share_one_connection() {
         lead_to(&mesh, &foreign);
         let mut others = Vec::new();
         for _ in 0..20 {
-            let mut other = Client::connect(mesh.door).await;
+            let mut other = Client::connect(mesh.listener).await;
             other.send("POST /a?b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             others.push(other);
         }
@@ -123,7 +124,7 @@ fn requests_of_either_version_share_one_connection() {
             assert_eq!((answer.status, answer.text()), (200, "abc"));
             assert_eq!(answer.field("saw"), Some("https://ratings.bookinfo:9080/a?b"));
         }
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         let (response, mut stream) = client.send_request(http2::call("/Rate"), false).unwrap();
         http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
@@ -144,7 +145,7 @@ fn where_it_takes_few_streams_more_connections_are_opened_and_then_requests_wait
         lead_to(&mesh, &foreign);
         let mut clients = Vec::new();
         for _ in 0..30 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             clients.push(client);
         }
@@ -172,7 +173,7 @@ fn rules_are_obeyed_on_the_way_there_and_back() {
         let port = known.ports.get_mut(&PORT).unwrap();
         (port.rules, port.routed) = (vec![rule], true);
         mesh.client_knows(vec![known]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let request = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\n\
                        X-Gone: 1\r\n\r\n";
         let answer = client.ask(request).await;
@@ -189,7 +190,7 @@ fn what_its_http2_does_not_take_goes_there_over_http11() {
         let foreign = foreign(credential(&mesh.authority, "ratings"), 100).await;
         lead_to(&mesh, &foreign);
         for connections in [2, 3] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let upgrade = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\n\
                            Upgrade: websocket\r\n\r\n";
             client.send(upgrade).await;
@@ -197,7 +198,7 @@ fn what_its_http2_does_not_take_goes_there_over_http11() {
             assert_eq!(client.bytes(2).await, b"hi");
             assert_eq!(foreign.server.accepted.get(), connections);
         }
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         assert_eq!(foreign.server.accepted.get(), 3, "HTTP/2 is still spoken");
     });
@@ -231,7 +232,7 @@ fn what_its_http2_does_take_stays_there() {
         })
         .await;
         mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let upgrade = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\n\
                        Upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
         client.send([upgrade, "word"].concat()).await;
@@ -251,7 +252,7 @@ fn who_waited_for_a_stream_finds_the_next_connection_when_all_are_lost() {
         lead_to(&mesh, &foreign);
         let mut clients = Vec::new();
         for _ in 0..24 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             clients.push(client);
         }
@@ -276,7 +277,7 @@ fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
         let soon = SystemTime::now() - Duration::from_secs(3600 - 6);
         let foreign = foreign(credential_from(&mesh.authority, "ratings", soon), 100).await;
         lead_to(&mesh, &foreign);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         let mut answer = client.ask(GET).await;
         while answer.status == 200 {
@@ -315,7 +316,7 @@ fn a_connection_that_the_member_ends_before_any_stream_costs_no_request() {
         let mesh = mesh().await;
         let server = ending(&mesh, |number| number < 3).await;
         mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
-        assert_eq!(Client::connect(mesh.door).await.ask(GET).await.status, 200);
+        assert_eq!(Client::connect(mesh.listener).await.ask(GET).await.status, 200);
         assert_eq!(server.accepted.get(), 4);
         assert!(mesh.client.failures().is_empty(), "{:?}", mesh.client.failures());
     });
@@ -327,9 +328,9 @@ fn requests_wait_for_room_where_the_member_takes_one_connection() {
         let mesh = mesh().await;
         let server = ending(&mesh, |number| number > 0).await;
         mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
-        let door = mesh.door;
+        let listener = mesh.listener;
         let asking = (0..20).map(|_| {
-            let ask = async move { Client::connect(door).await.ask(GET).await.status };
+            let ask = async move { Client::connect(listener).await.ask(GET).await.status };
             tokio::task::spawn_local(ask)
         });
         for status in asking.collect::<Vec<_>>() {
@@ -356,7 +357,7 @@ fn who_answers_h2_and_speaks_something_else_is_left_alone() {
         })
         .await;
         mesh.route_to(&[endpoint("foreign-1", liar.address, "ratings")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.verdict(), (502, Some("upstream-handshake-failed")));
     });
 }

@@ -9,7 +9,7 @@ use leno_model::{
     FailureClasses, FaultRule, Faults, FixedAnswer, HashKey, HealthCheck, HealthProbe, HedgeRule,
     Hedging, LoadBalancing, OutlierRemoval, PortView, Protocol, Removal, RemovalAlgorithm,
     RemovalBackOff, RouteKind, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView,
-    TcpRule, TlsRule, Treatment, Trip,
+    TcpRule, TlsRule, TrafficPolicy, Trip,
 };
 use leno_telemetry::Count;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -43,7 +43,7 @@ impl Canary {
 
     /// Applies these policies of the called service at the client's sidecar. A `TLSRoute` takes its sessions
     /// for a name.
-    fn treat_sessions(&self, hostname: &str, called: Treatment) {
+    fn treat_sessions(&self, hostname: &str, called: TrafficPolicy) {
         self.treat_with(none(), |port| {
             let tls = TlsRule {
                 route: "bookinfo/sessions".parse().unwrap(),
@@ -51,13 +51,13 @@ impl Canary {
                 backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
                 ungranted_weight: 0,
             };
-            (port.treatment, port.tls_rules) = (called, vec![tls]);
+            (port.traffic_policy, port.tls_rules) = (called, vec![tls]);
             port.rules.clear();
         });
     }
 
     /// Applies these policies at the client's sidecar: of the called service, and of each backend.
-    fn treat(&self, called: Treatment, backends: [Treatment; 2]) {
+    fn treat(&self, called: TrafficPolicy, backends: [TrafficPolicy; 2]) {
         self.treat_with(backends, |port| {
             let tcp = TcpRule {
                 route: "bookinfo/share".parse().unwrap(),
@@ -65,22 +65,23 @@ impl Canary {
                 backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
                 ungranted_weight: 0,
             };
-            (port.treatment, port.tcp_rule) = (called, Some(tcp));
+            (port.traffic_policy, port.tcp_rule) = (called, Some(tcp));
         });
     }
 
     /// Applies these policies of each backend at the client's sidecar, and `change` to the called port.
-    fn treat_with(&self, backends: [Treatment; 2], change: impl FnOnce(&mut PortView)) {
+    fn treat_with(&self, backends: [TrafficPolicy; 2], change: impl FnOnce(&mut PortView)) {
         let rules = vec![rule("/", &[(V2, 1), (V3, 1)])];
         let mut views = routed(&self.mesh, rules);
         change(views[0].ports.get_mut(&PORT).unwrap());
         views.truncate(1);
-        for ((name, endpoint), treatment) in [V2, V3].iter().zip(&self.endpoints).zip(backends) {
+        for ((name, endpoint), traffic_policy) in [V2, V3].iter().zip(&self.endpoints).zip(backends)
+        {
             let name = ServiceName::new("bookinfo", name).unwrap();
             let mut endpoint = endpoint.clone();
             endpoint.id.service = name.clone();
             let mut view = ServiceView { name, ..view(self.mesh.setup.protocol, &[endpoint]) };
-            view.ports.get_mut(&PORT).unwrap().treatment = treatment;
+            view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
             views.push(view);
         }
         self.mesh.client_knows(views);
@@ -101,22 +102,22 @@ fn name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
     ServicePolicyName::new(kind, "bookinfo", name).unwrap()
 }
 
-fn breaker(policy: &str, rule: CircuitBreaker) -> Treatment {
+fn breaker(policy: &str, rule: CircuitBreaker) -> TrafficPolicy {
     let policy = name(ServicePolicyKind::CircuitBreaker, policy);
-    Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() }
+    TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() }
 }
 
-fn at_most(policy: &str, requests: u32) -> Treatment {
+fn at_most(policy: &str, requests: u32) -> TrafficPolicy {
     let limits = CircuitLimits { requests: Some(requests), ..CircuitLimits::default() };
     breaker(policy, CircuitBreaker { limits, ..CircuitBreaker::default() })
 }
 
-fn tripping(policy: &str, trip: Trip, status: u16) -> Treatment {
+fn tripping(policy: &str, trip: Trip, status: u16) -> TrafficPolicy {
     let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
     breaker(policy, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() })
 }
 
-fn aborting(policy: &str, status: u16) -> Treatment {
+fn aborting(policy: &str, status: u16) -> TrafficPolicy {
     let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
     let rule = FaultRule {
         name: "rule".to_owned(),
@@ -126,10 +127,10 @@ fn aborting(policy: &str, status: u16) -> Treatment {
         abort: Some(Abort { share_ppm: 1_000_000, answer, grpc: None }),
     };
     let policy = name(ServicePolicyKind::FaultInjection, policy);
-    Treatment { faults: Some(Faults { policy, rules: vec![rule] }), ..Treatment::default() }
+    TrafficPolicy { faults: Some(Faults { policy, rules: vec![rule] }), ..TrafficPolicy::default() }
 }
 
-fn removing(policy: &str, consecutive: u32, health_check: Option<HealthCheck>) -> Treatment {
+fn removing(policy: &str, consecutive: u32, health_check: Option<HealthCheck>) -> TrafficPolicy {
     let rule = OutlierRemoval {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
@@ -148,11 +149,11 @@ fn removing(policy: &str, consecutive: u32, health_check: Option<HealthCheck>) -
     };
     let policy = name(ServicePolicyKind::OutlierRemoval, policy);
     let algorithm = RemovalAlgorithm::Native(rule);
-    Treatment { removal: Some(Removal { policy, algorithm }), ..Treatment::default() }
+    TrafficPolicy { removal: Some(Removal { policy, algorithm }), ..TrafficPolicy::default() }
 }
 
-fn none() -> [Treatment; 2] {
-    [Treatment::default(), Treatment::default()]
+fn none() -> [TrafficPolicy; 2] {
+    [TrafficPolicy::default(), TrafficPolicy::default()]
 }
 
 async fn hanging() -> Application {
@@ -167,18 +168,18 @@ fn a_limit_of_the_called_service_counts_requests_to_all_backends_together() {
         canary.treat(at_most("called", 3), none());
         let mut waiting = Vec::new();
         for _ in 0..3 {
-            let mut client = Client::connect(canary.mesh.door).await;
+            let mut client = Client::connect(canary.mesh.listener).await;
             client.send(GET).await;
             waiting.push(client);
             until(|| one.accepted.get() + two.accepted.get() == waiting.len()).await;
         }
         for _ in 0..8 {
-            let mut client = Client::connect(canary.mesh.door).await;
+            let mut client = Client::connect(canary.mesh.listener).await;
             assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-full")));
         }
         waiting.pop().unwrap().abandon();
         until(|| canary.mesh.client.ended() == 9).await;
-        Client::connect(canary.mesh.door).await.send(GET).await;
+        Client::connect(canary.mesh.listener).await.send(GET).await;
         until(|| one.accepted.get() + two.accepted.get() == 4).await;
     });
 }
@@ -192,7 +193,7 @@ fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
         let mut waiting = Vec::new();
         while one.accepted.get() + two.accepted.get() < 2 {
             let before = canary.mesh.client.ended();
-            let mut client = Client::connect(canary.mesh.door).await;
+            let mut client = Client::connect(canary.mesh.listener).await;
             client.send(GET).await;
             let taken = one.accepted.get() + two.accepted.get();
             until(|| {
@@ -203,7 +204,7 @@ fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
             waiting.push(client);
         }
         for _ in 0..8 {
-            let mut client = Client::connect(canary.mesh.door).await;
+            let mut client = Client::connect(canary.mesh.listener).await;
             assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-full")));
         }
         assert_eq!((one.accepted.get(), two.accepted.get()), (1, 1));
@@ -220,13 +221,13 @@ fn a_limit_of_connections_of_the_called_service_counts_those_to_all_backends() {
         canary.treat(breaker("called", rule), none());
         let mut open = Vec::new();
         for count in 1..=2 {
-            let mut client = Client::connect(canary.mesh.door).await;
+            let mut client = Client::connect(canary.mesh.listener).await;
             client.send("hello").await;
             open.push(client);
             until(|| one.accepted.get() + two.accepted.get() == count).await;
         }
         for _ in 0..4 {
-            assert_ne!(Client::connect(canary.mesh.door).await.end().await, End::Clean);
+            assert_ne!(Client::connect(canary.mesh.listener).await.end().await, End::Clean);
         }
         assert_eq!(canary.mesh.client.failures().get("circuit-full"), Some(&4));
     });
@@ -255,13 +256,13 @@ fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
             canary.treat_sessions("a.com", breaker("called", rule));
             let mut open = Vec::new();
             for count in 1..=2 {
-                let mut client = Client::connect(canary.mesh.door).await;
+                let mut client = Client::connect(canary.mesh.listener).await;
                 client.send(client_hello("a.com")).await;
                 open.push(client);
                 until(|| one.accepted.get() + two.accepted.get() == count).await;
             }
             for _ in 0..4 {
-                let mut client = Client::connect(canary.mesh.door).await;
+                let mut client = Client::connect(canary.mesh.listener).await;
                 client.send(client_hello("a.com")).await;
                 assert_ne!(client.end().await, End::Clean, "{protocol:?}");
             }
@@ -271,7 +272,7 @@ fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
         let app = hanging().await;
         let canary = Canary::new([&app, &app], Protocol::Detect).await;
         canary.treat_sessions("a.com", aborting("called", 418));
-        let mut client = Client::connect(canary.mesh.door).await;
+        let mut client = Client::connect(canary.mesh.listener).await;
         client.send(client_hello("a.com")).await;
         assert_ne!(client.end().await, End::Clean);
         assert_eq!(canary.mesh.client.failures().get("denied-by-policy"), Some(&1));
@@ -287,7 +288,7 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
         let patient = Trip { consecutive: Some(1000), ..long.clone() };
         let backend = |policy| tripping(policy, patient.clone(), 418);
         canary.treat(tripping("called", long, 429), [backend("v2"), backend("v3")]);
-        let mut client = Client::connect(canary.mesh.door).await;
+        let mut client = Client::connect(canary.mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.ask(GET).await.verdict(), (500, None));
         }
@@ -311,17 +312,18 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
         // policies.
         canary.treat(removing("called", 1000, None), [own.clone(), own]);
         let [v2, v3] = [V2, V3].map(|name| ServiceName::new("bookinfo", name).unwrap());
-        let entrance = |service| crate::session::Entrance::Door { service, port: PORT };
-        let direct = canary.mesh.client.listen(entrance(v2)).await;
-        let other = canary.mesh.client.listen(entrance(v3)).await;
-        for door in [direct, other] {
-            let mut client = Client::connect(door).await;
+        let listener_kind =
+            |service| crate::session::ListenerKind::Outbound { service, port: PORT };
+        let direct = canary.mesh.client.listen(listener_kind(v2)).await;
+        let other = canary.mesh.client.listen(listener_kind(v3)).await;
+        for listener in [direct, other] {
+            let mut client = Client::connect(listener).await;
             for _ in 0..3 {
                 assert_eq!(client.ask(GET).await.verdict(), (500, None));
             }
         }
         assert_eq!(canary.open_circuits(), [] as [&str; 0]);
-        let mut routed = Client::connect(canary.mesh.door).await;
+        let mut routed = Client::connect(canary.mesh.listener).await;
         let mut opened = 0;
         while canary.count(Count::CircuitOpened) < 2 {
             opened += usize::from(routed.ask(GET).await.verdict() == (500, None));
@@ -329,8 +331,8 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
         }
         let both = [V2, V3].map(|name| format!("bookinfo/{name}:{PORT}"));
         assert_eq!(canary.open_circuits(), both);
-        for door in [direct, other, canary.mesh.door] {
-            let verdict = Client::connect(door).await.ask(GET).await;
+        for listener in [direct, other, canary.mesh.listener] {
+            let verdict = Client::connect(listener).await.ask(GET).await;
             assert_eq!(verdict.verdict(), (418, Some("circuit-open")));
         }
     });
@@ -345,11 +347,11 @@ fn faults_are_those_of_the_called_service_or_else_of_the_backend() {
         for (called, backends, expected) in [
             (aborting("called", 418), none(), (418, Some("fault-injected"))),
             (aborting("called", 418), backends(), (418, Some("fault-injected"))),
-            (Treatment::default(), backends(), (502, Some("fault-injected"))),
+            (TrafficPolicy::default(), backends(), (502, Some("fault-injected"))),
             (at_most("called", 1000), backends(), (502, Some("fault-injected"))),
         ] {
             canary.treat(called, backends);
-            let mut client = Client::connect(canary.mesh.door).await;
+            let mut client = Client::connect(canary.mesh.listener).await;
             for _ in 0..4 {
                 assert_eq!(client.ask(GET).await.verdict(), expected);
             }
@@ -363,8 +365,11 @@ fn outlier_detection_of_the_called_service_is_for_backends_without_their_own() {
     run(async {
         let (one, two) = (Application::canned(BROKEN).await, Application::canned(BROKEN).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        canary.treat(removing("called", 3, None), [Treatment::default(), removing("v3", 5, None)]);
-        let mut client = Client::connect(canary.mesh.door).await;
+        canary.treat(
+            removing("called", 3, None),
+            [TrafficPolicy::default(), removing("v3", 5, None)],
+        );
+        let mut client = Client::connect(canary.mesh.listener).await;
         while canary.count(Count::EndpointRemovedForRow) < 2 {
             client.ask(GET).await;
         }
@@ -399,7 +404,7 @@ fn health_checks_of_the_called_service_reach_backends() {
             let requests = app.requests();
             requests.iter().filter(|it| it.head.starts_with("GET /healthz")).count()
         };
-        let mut client = Client::connect(canary.mesh.door).await;
+        let mut client = Client::connect(canary.mesh.listener).await;
         while asked(&one) < 3 || asked(&two) < 3 {
             assert_eq!(client.ask(GET).await.status, 200);
         }
@@ -420,13 +425,13 @@ fn load_balancing_of_the_called_service_chooses_among_the_endpoints_of_a_backend
         for (own, spreads) in [(None, false), (Some(BalanceAlgorithm::RoundRobin), true)] {
             let mut views = routed(&mesh, vec![rule("/", &[(V2, 1)])]);
             let port = views[0].ports.get_mut(&PORT).unwrap();
-            port.treatment.balancing = Some(keyed("called", maglev.clone()));
+            port.traffic_policy.balancing = Some(keyed("called", maglev.clone()));
             let port = views[1].ports.get_mut(&PORT).unwrap();
             port.endpoints = [mesh.endpoint(), second.clone()].map(Arc::new).into();
-            port.treatment.balancing = own.map(|algorithm| keyed("v2", algorithm));
+            port.traffic_policy.balancing = own.map(|algorithm| keyed("v2", algorithm));
             mesh.client_knows(views);
             let before = (one.requests().len(), two.requests().len());
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for _ in 0..16 {
                 let get = GET.replacen("\r\n", "\r\nx-user: ann\r\n", 1);
                 assert_eq!(client.ask(&get).await.status, 200);
@@ -446,12 +451,13 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
         let mut views = routed(&mesh, vec![rule("/", &[(V2, 1)])]);
         let policy = name(ServicePolicyKind::Hedging, "called");
         let rule = HedgeRule { after: Duration::from_millis(1), methods: Vec::new() };
-        views[0].ports.get_mut(&PORT).unwrap().treatment.hedging = Some(Hedging { policy, rule });
+        views[0].ports.get_mut(&PORT).unwrap().traffic_policy.hedging =
+            Some(Hedging { policy, rule });
         let port = views[1].ports.get_mut(&PORT).unwrap();
         port.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
         mesh.client_knows(views);
         // The balancer selects the endpoint of a first attempt; one at the mute endpoint is hedged.
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         while mesh.client.telemetry.count(Count::HedgesWon) == 0 {
             assert_eq!(client.ask(GET).await.status, 200);
         }
@@ -465,7 +471,7 @@ fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
         let canary = Canary::new([&one, &two], Protocol::Http).await;
         let called = || removing("called", 3, None);
         canary.treat(called(), none());
-        let mut client = Client::connect(canary.mesh.door).await;
+        let mut client = Client::connect(canary.mesh.listener).await;
         while canary.count(Count::EndpointRemovedForRow) < 2 {
             client.ask(GET).await;
         }
@@ -473,7 +479,7 @@ fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
         canary.treat(called(), none());
         assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
         // A policy that is removed returns its ejected endpoints.
-        canary.treat(Treatment::default(), none());
+        canary.treat(TrafficPolicy::default(), none());
         assert_eq!(client.ask(GET).await.verdict(), (500, None));
         until(|| canary.mesh.client.worker.removed.snapshot().is_empty()).await;
     });

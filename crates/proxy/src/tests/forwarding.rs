@@ -21,7 +21,7 @@ fn a_request_arrives_as_it_was_sent() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.ask("GET /a HTTP/1.1\r\nhost: x\r\n\r\n").await;
         client.ask(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
         let [bare, full] = &app.requests()[..] else { panic!("two requests") };
@@ -36,7 +36,7 @@ fn what_a_request_claims_about_its_sender_changes_nothing() {
     run(async {
         let app = Application::canned(OK).await;
         let mut mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let answer = client.ask(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
         assert_eq!(answer.verdict(), (403, Some("denied")));
         assert_eq!(app.accepted.get(), 0);
@@ -70,7 +70,7 @@ fn a_final_response_without_a_date_gets_one() {
         http2.client.trust(super::fixture::credential(&http1.authority, "productpage"));
         http2.route_to(&[http1.endpoint()]);
 
-        let mut client = Client::connect(http1.door).await;
+        let mut client = Client::connect(http1.listener).await;
         let dated = client.ask("GET /dated HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert_eq!(dated.field("date"), Some("Mon, 01 Jan 2001 00:00:00 GMT"));
         assert_eq!(dated.head.to_lowercase().matches("\r\ndate:").count(), 1);
@@ -84,13 +84,13 @@ fn a_final_response_without_a_date_gets_one() {
         assert!(last.status == 204 && last.field("date").is_some());
 
         // The same for an HTTP/2 client, and for a sidecar's own responses.
-        let mut client = connect(http2.door).await;
+        let mut client = connect(http2.listener).await;
         let request = call("/bare");
         let response = client.send_request(request, true).unwrap().0.await.unwrap();
         assert!(is_date(response.headers()["date"].to_str().unwrap()));
         http1.route_to(&[]);
         http2.route_to(&[]);
-        let mut refused = Client::connect(http1.door).await;
+        let mut refused = Client::connect(http1.listener).await;
         let refused = refused.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(refused.status == 503 && is_date(refused.field("date").unwrap()));
         let response = client.send_request(call("/"), true).unwrap().0.await.unwrap();

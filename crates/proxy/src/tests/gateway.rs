@@ -73,7 +73,7 @@ fn requests_go_where_their_host_and_path_say() {
 }
 
 #[test]
-fn applications_hear_who_came_in_and_not_what_strangers_claim() {
+fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
     run(async {
         let (meshed, plain) = (mirror("meshed").await, mirror("plain").await);
         let gate = Gate::new(meshed.address, (Protocol::Http, plain.address)).await;
@@ -87,8 +87,8 @@ fn applications_hear_who_came_in_and_not_what_strangers_claim() {
                  X-Client-IP: 3\r\nx_envoy-original_path: /b\r\ntrue-client-ip: 4\r\n\
                  x-forwards: z\r\n\r\n"
             );
-            let told = client.ask(&request).await.text().to_ascii_lowercase();
-            let fields: Vec<&str> = told.lines().skip(1).collect();
+            let reported = client.ask(&request).await.text().to_ascii_lowercase();
+            let fields: Vec<&str> = reported.lines().skip(1).collect();
             let expected = [
                 "host: a",
                 "x: y",
@@ -124,8 +124,8 @@ fn no_claim_of_a_client_about_itself_gets_through() {
         let mut client = Client::connect(gate.at(HTTP).await).await;
         for name in CLAIMS.split_whitespace() {
             let shout = name.to_ascii_uppercase();
-            let spellings = [name.to_owned(), name.replace('-', "_"), shout.replace('-', ".")];
-            for name in spellings {
+            let variants = [name.to_owned(), name.replace('-', "_"), shout.replace('-', ".")];
+            for name in variants {
                 let request = format!("GET / HTTP/1.1\r\nhost: a\r\n{name}: claimed\r\n\r\n");
                 let answer = client.ask(&request).await;
                 assert_eq!(answer.verdict(), (200, None), "{name}");
@@ -156,7 +156,7 @@ const CLAIMS: &str = "forwarded forwarded-for forwarded-for-ip forwarded-host fo
     x-arr-clientcert x-arr-ssl x-waws-unencoded-url x-override-url";
 
 #[test]
-fn strangers_are_told_reasons_and_no_names() {
+fn external_clients_are_reported_reasons_and_no_names() {
     run(async {
         let plain = Application::answering(|_| {
             "HTTP/1.1 403 Forbidden\r\nleno-reason: denied;workload=\"shop/web-1\"\r\n\
@@ -168,19 +168,19 @@ fn strangers_are_told_reasons_and_no_names() {
         let rules = vec![rule("/plain", backend("plain")), rule("/none", backend("idle"))];
         gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
         let mut client = Client::connect(gate.at(HTTP).await).await;
-        for (path, status, told) in [
+        for (path, status, reported) in [
             ("/plain", 403, None),
             ("/none", 503, Some("no-endpoint")),
             ("/a", 404, Some("no-route")),
         ] {
             let answer = client.ask(&format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
-            assert_eq!((answer.status, answer.field("leno-reason")), (status, told), "{path}");
+            assert_eq!((answer.status, answer.field("leno-reason")), (status, reported), "{path}");
         }
     });
 }
 
 #[test]
-fn redirections_are_to_the_port_that_the_stranger_came_to() {
+fn redirections_are_to_the_port_that_the_external_client_came_to() {
     run(async {
         let app = mirror("meshed").await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
@@ -345,8 +345,8 @@ fn copies_reach_applications_without_a_sidecar() {
             until(|| gate.mesh.client.telemetry.count(Count::MirrorsAnswered) == count as u64 + 1).await;
         }
         let seen = copied.requests();
-        let told: Vec<_> = seen.iter().map(|request| request.body.as_slice()).collect();
-        assert_eq!(told, [&b""[..], b"abc", b"abc"]);
+        let reported: Vec<_> = seen.iter().map(|request| request.body.as_slice()).collect();
+        assert_eq!(reported, [&b""[..], b"abc", b"abc"]);
         assert!(seen[1].head.starts_with("POST /b "), "{}", seen[1].head);
         assert_eq!(copied.accepted.get(), 1, "a connection is used again");
     });
@@ -423,12 +423,12 @@ fn who_takes_requests_back_again_and_again_is_sent_away() {
 }
 
 #[test]
-fn strangers_are_not_waited_for_as_long_as_applications() {
+fn external_clients_are_not_waited_for_as_long_as_applications() {
     run(async {
         let app = mirror("meshed").await;
         let limits = Limits {
             head_timeout: Duration::from_millis(400),
-            idle_stranger: Duration::from_millis(400),
+            idle_external_client: Duration::from_millis(400),
             ..Setup::default().limits
         };
         let gate = Gate::within(limits, app.address, (Protocol::Http, app.address)).await;

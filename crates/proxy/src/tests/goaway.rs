@@ -48,7 +48,7 @@ async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
 }
 
 async fn answer(mesh: &Mesh, request: &str) -> (u16, Vec<u8>) {
-    let answer = Client::connect(mesh.door).await.ask(request).await;
+    let answer = Client::connect(mesh.listener).await.ask(request).await;
     (answer.status, answer.body)
 }
 
@@ -215,10 +215,10 @@ fn requests_wait_for_room_where_no_second_connection_can_be_opened() {
 }
 
 async fn answers(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16, Vec<u8>)> {
-    let (door, request) = (mesh.door, Rc::<str>::from(request));
+    let (listener, request) = (mesh.listener, Rc::<str>::from(request));
     let each = (0..requests).map(|_| {
         let request = request.clone();
-        tokio::task::spawn_local(async move { Client::connect(door).await.ask(&request).await })
+        tokio::task::spawn_local(async move { Client::connect(listener).await.ask(&request).await })
     });
     let mut given = Vec::new();
     for answer in each.collect::<Vec<_>>() {
@@ -319,11 +319,11 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
         let all = [plain("ratings-1", &refusing), plain("ratings-2", &other)];
         mesh.client_knows(vec![view(Protocol::Http2, &all)]);
         // Its other streams are processed throughout.
-        let (is_over, door) = (Rc::new(Cell::new(false)), mesh.door);
+        let (is_over, listener) = (Rc::new(Cell::new(false)), mesh.listener);
         let asking = (0..4).map(|_| {
             let is_over = is_over.clone();
             tokio::task::spawn_local(async move {
-                let mut client = Client::connect(door).await;
+                let mut client = Client::connect(listener).await;
                 while !is_over.get() {
                     client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 }
@@ -392,7 +392,7 @@ fn the_copy_of_a_body_is_released_when_the_response_begins() {
             if protocol == Protocol::Http {
                 assert_eq!(answer(&mesh, "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n").await.0, 200);
             }
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
             until(|| replay::pieces_kept() > 0).await;
             let mut answer = client.head().await.unwrap();

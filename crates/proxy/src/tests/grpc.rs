@@ -55,7 +55,7 @@ async fn answering() -> Application {
 }
 
 async fn ask(mesh: &Mesh, path: &str) {
-    let mut client = connect(mesh.door).await;
+    let mut client = connect(mesh.listener).await;
     let (response, mut stream) = client.send_request(call(path), false).unwrap();
     send(&mut stream, Bytes::from_static(b"message"), true).await;
     let mut body = response.await.unwrap().into_body();
@@ -64,7 +64,7 @@ async fn ask(mesh: &Mesh, path: &str) {
 }
 
 #[test]
-fn both_sidecars_count_what_the_trailers_or_the_head_told() {
+fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
     run(async {
         let app = answering().await;
         let mut mesh = mesh(app.address, Protocol::Grpc).await;
@@ -110,7 +110,7 @@ fn an_answer_that_breaks_off_has_a_reason_and_no_status() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Grpc).await;
-        let mut client = connect(mesh.door).await;
+        let mut client = connect(mesh.listener).await;
         let (response, mut stream) = client.send_request(call("/"), false).unwrap();
         let mut body = response.await.unwrap().into_body();
         send(&mut stream, Bytes::from_static(b"message"), true).await;
@@ -148,7 +148,7 @@ fn what_is_no_call_has_no_status_of_grpc() {
     run(async {
         let app = answering().await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let mut client = connect(mesh.door).await;
+        let mut client = connect(mesh.listener).await;
         for kind in ["text/plain", "application/grpc-web"] {
             let mut request = call("/head/13");
             request.headers_mut().insert("content-type", kind.parse().unwrap());

@@ -12,7 +12,7 @@ use super::fixture::{
     Application, Client, Mesh, OK, Setup, Sidecar, credential, run, tls_connect, until,
 };
 use super::http2;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::tls::ALPN_HTTP1;
 
 const OFFER: &str = "GET /a?b=%20 HTTP/1.1\r\nHost: ratings\r\nConnection: Upgrade, HTTP2-Settings\r\n\
@@ -55,8 +55,8 @@ fn listed(mesh: &Mesh, peer: SocketAddr) -> Vec<&'static str> {
     its.map(|connection| connection.protocol).collect()
 }
 
-fn doors(mesh: &Mesh) -> [SocketAddr; 2] {
-    [mesh.door, mesh.inbound]
+fn listeners(mesh: &Mesh) -> [SocketAddr; 2] {
+    [mesh.listener, mesh.inbound]
 }
 
 #[test]
@@ -73,8 +73,8 @@ fn an_offer_is_taken_whatever_the_application_speaks() {
         for (app, protocol) in [(&old, Protocol::Http), (&new, Protocol::Http2)] {
             let mesh = http2::mesh(app.address, protocol).await;
             mesh.accept_plaintext(Access::Permissive);
-            for door in doors(&mesh) {
-                let mut client = Client::connect(door).await;
+            for listener in listeners(&mesh) {
+                let mut client = Client::connect(listener).await;
                 client.send(OFFER).await;
                 change(&mut client).await;
                 assert_eq!(answered(&mut client, 1).await, b"ok");
@@ -106,11 +106,11 @@ fn what_the_client_says_first_may_come_early_or_byte_by_byte() {
         let mesh = Mesh::permissive(app.address).await;
         let settings = frames::frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]);
         let opening = [&OPENING[..24], &settings, &frames::frame(PING, 0, 0, &[7; 8])].concat();
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send([OFFER.as_bytes(), &opening].concat()).await;
         assert_eq!(client.head().await.unwrap().status, 101);
         assert_eq!(answered(&mut client, 1).await, b"ok");
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(OFFER).await;
         assert_eq!(client.head().await.unwrap().status, 101);
         for byte in opening {
@@ -153,16 +153,16 @@ fn an_offer_that_is_not_exact_is_answered_in_http11() {
             changed("/a?b=%20", "http://ratings/a"),
             changed("X-Name: some value\r\n", &large),
         ] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(&offer).await.text(), "ok", "{offer}");
         }
         // HTTP/1.0 has no upgrades, and inside TLS the protocol is selected by ALPN.
         let old = changed("HTTP/1.1", "HTTP/1.0");
-        assert_eq!(Client::connect(mesh.door).await.ask(&old).await.text(), "ok");
+        assert_eq!(Client::connect(mesh.listener).await.ask(&old).await.text(), "ok");
         let identity = credential(&mesh.authority, "foreign");
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
         assert_eq!(Client::new(tls).ask(OFFER).await.text(), "ok");
-        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
         let named = OFFER.replace("Host: ratings", "Host: ratings.bookinfo:9080");
         assert_eq!(Client::connect(proxy).await.ask(&named).await.text(), "ok");
     });
@@ -176,7 +176,7 @@ fn an_offer_that_is_followed_by_something_else_asks_for_nothing() {
         for noise in
             [&b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"[..], &[0xff; 100], &OPENING[..24]]
         {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(OFFER).await;
             assert_eq!(client.head().await.unwrap().status, 101);
             // The first frame must be SETTINGS.

@@ -36,7 +36,7 @@ async fn patient() -> (Application, Rc<Notify>) {
 
 /// Ensures that the sidecars have polled their sockets: another request has passed both.
 async fn turn(mesh: &Mesh) {
-    let mut other = Client::connect(mesh.door).await;
+    let mut other = Client::connect(mesh.listener).await;
     for _ in 0..3 {
         assert_eq!(other.ask(GET).await.status, 200);
     }
@@ -60,7 +60,7 @@ fn a_client_of_http11_gets_its_answer_after_the_end_of_its_direction() {
             "POST /late HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc",
             "POST /late HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
         ] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(request).await;
             client.stream.shutdown().await.unwrap();
             turn(&mesh).await;
@@ -77,7 +77,7 @@ fn pipelined_requests_are_answered_after_the_end_of_their_direction() {
     run(async {
         let (app, release) = patient().await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(LATE.repeat(3)).await;
         client.stream.shutdown().await.unwrap();
         for _ in 0..3 {
@@ -96,7 +96,7 @@ fn a_client_that_resets_the_connection_after_its_end_is_gone() {
             Application::start(|mut client| async move { while client.head().await.is_some() {} })
                 .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         client.stream.shutdown().await.unwrap();
         until(|| app.accepted.get() == 1).await;
@@ -136,7 +136,7 @@ fn streams_of_http2_that_are_whole_outlive_the_end_of_their_direction() {
     run(async {
         let (app, release) = patient2().await;
         let mesh = http2_mesh(&app).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let late = frames::asking("GET", "/late");
         let flags = END_STREAM | frames::END_HEADERS;
         let whole = [1, 3].map(|id| frames::frame(HEADERS, flags, id, &late)).concat();

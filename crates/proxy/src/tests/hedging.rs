@@ -7,7 +7,7 @@ use leno_model::{
     BalanceAlgorithm, Balancing, Carries, Endpoint, FailureClasses, HedgeRule, Hedging,
     LoadBalancing, OutlierRemoval, Persistence, Protocol, Removal, RemovalAlgorithm,
     RemovalBackOff, RetryRule, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName,
-    Treatment,
+    TrafficPolicy,
 };
 use leno_telemetry::{Count, Gauge};
 use tokio::sync::watch;
@@ -65,17 +65,17 @@ async fn two(answering: &[&str]) -> (Mesh, Endpoint, Held, Held, Sidecar) {
     (mesh, endpoint, one, other, server)
 }
 
-fn treat(mesh: &Mesh, treatment: Treatment, endpoints: &[Endpoint]) {
+fn treat(mesh: &Mesh, traffic_policy: TrafficPolicy, endpoints: &[Endpoint]) {
     let mut view = view(Protocol::Http, endpoints);
-    view.ports.get_mut(&PORT).unwrap().treatment = treatment;
+    view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
     mesh.client_knows(vec![view]);
 }
 
-fn hedged(methods: &[&str]) -> Treatment {
-    Treatment {
+fn hedged(methods: &[&str]) -> TrafficPolicy {
+    TrafficPolicy {
         hedging: Some(hedging(methods)),
         balancing: Some(heedless()),
-        ..Treatment::default()
+        ..TrafficPolicy::default()
     }
 }
 
@@ -95,11 +95,11 @@ fn count(mesh: &Mesh, count: Count) -> u64 {
 fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
     run(async {
         let (mesh, second, one, _two, server) = two(&["two"]).await;
-        let mut treatment = hedged(&[]);
+        let mut traffic_policy = hedged(&[]);
         // An attempt that has not reached its endpoint needs no cancellation.
-        treatment.hedging.as_mut().unwrap().rule.after = LATE;
-        treat(&mesh, treatment, &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        traffic_policy.hedging.as_mut().unwrap().rule.after = LATE;
+        treat(&mesh, traffic_policy, &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.listener).await;
         while one.app.accepted.get() == 0 {
             assert_eq!(client.ask(GET).await.text(), "two ");
         }
@@ -123,7 +123,7 @@ fn the_access_log_tells_of_second_attempts() {
         let (mut mesh, second, _one, _two, _server) = two(&["two"]).await;
         let there = second.address;
         treat(&mesh, hedged(&[]), &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         while count(&mesh, Count::HedgesWon) == 0 {
             client.ask(GET).await;
         }
@@ -152,8 +152,8 @@ async fn beside(
     let mut views = routed(&mesh, vec![rule]);
     let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
     backend.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
-    backend.treatment = hedged(&[]);
-    backend.treatment.hedging.as_mut().unwrap().rule.after = after;
+    backend.traffic_policy = hedged(&[]);
+    backend.traffic_policy.hedging.as_mut().unwrap().rule.after = after;
     mesh.client_knows(views);
     (mesh, one, server)
 }
@@ -167,7 +167,7 @@ fn an_answer_that_a_rule_retries_does_not_win() {
             let (mesh, one, server) =
                 beside("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", (Some(retry), SOON))
                     .await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             until(|| server.ended() > 0).await;
             one.release.send(true).unwrap();
@@ -182,7 +182,7 @@ fn an_error_of_the_second_attempt_does_not_win() {
     run(async {
         let (mesh, one, server) =
             beside("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", (None, LATE)).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for answered in 1.. {
             client.send(GET).await;
             until(|| server.ended() == answered).await;
@@ -200,11 +200,11 @@ fn an_error_of_the_second_attempt_does_not_win() {
 fn a_first_attempt_that_answers_after_all_is_heard() {
     run(async {
         let (mesh, second, one, two, _server) = two(&[]).await;
-        let mut treatment = hedged(&[]);
+        let mut traffic_policy = hedged(&[]);
         // Long enough to see which endpoint gets the first attempt.
-        treatment.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
-        treat(&mesh, treatment, &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        traffic_policy.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
+        treat(&mesh, traffic_policy, &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         let both = [("one", &one), ("two", &two)];
         until(|| both.iter().any(|(_, held)| held.app.accepted.get() > 0)).await;
@@ -224,7 +224,7 @@ fn bodies_go_whole_to_both() {
     run(async {
         let (mesh, second, one, two, _server) = two(&["two"]).await;
         treat(&mesh, hedged(&["POST"]), &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
         const CHUNKED: &str = "POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
                                5\r\nhello\r\n0\r\n\r\n";
@@ -250,9 +250,9 @@ fn second_attempts_have_no_trailers_that_a_route_removes() {
         let mut views = routed(&mesh, vec![rule]);
         let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
         backend.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
-        backend.treatment = hedged(&["POST"]);
+        backend.traffic_policy = hedged(&["POST"]);
         mesh.client_knows(views);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
                             5\r\nhello\r\n0\r\nX_User: root\r\nx-sum: 8\r\n\r\n";
         while count(&mesh, Count::HedgesWon) == 0 {
@@ -273,7 +273,7 @@ fn what_may_not_be_done_twice_is_sent_once() {
                                content-length: 1\r\n\r\na";
         for request in ["POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", EXPECTS] {
             let before = asked();
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(request).await;
             until(|| asked() > before).await;
             settled(asked).await;
@@ -282,7 +282,7 @@ fn what_may_not_be_done_twice_is_sent_once() {
         // There is no other endpoint.
         treat(&mesh, hedged(&[]), &both[..1]);
         let before = asked();
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         until(|| asked() > before).await;
         settled(asked).await;
@@ -306,9 +306,9 @@ fn a_client_that_keeps_to_its_endpoint_waits_for_it() {
         let mut views = routed(&mesh, vec![rule]);
         let port = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
         port.endpoints.push(Arc::new(second));
-        port.treatment = hedged(&[]);
+        port.traffic_policy = hedged(&[]);
         mesh.client_knows(views);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let answer = client.ask(GET).await;
         let value = answer.field("x-cart").unwrap();
         let (mine, _) = answer.text().split_once(' ').unwrap();
@@ -352,13 +352,13 @@ fn second_attempts_are_paid_for_and_prove_nothing() {
             health_check: None,
         };
         let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
-        let treatment = Treatment { removal: Some(removal), ..hedged(&[]) };
-        treat(&mesh, treatment, &[mesh.endpoint(), second]);
+        let traffic_policy = TrafficPolicy { removal: Some(removal), ..hedged(&[]) };
+        treat(&mesh, traffic_policy, &[mesh.endpoint(), second]);
         // The budget begins with ten retries and refills slowly.
         let started = std::time::Instant::now();
         let mut clients = Vec::new();
         while count(&mesh, Count::RetriesOverBudget) == 0 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             clients.push(client);
             let over = || {

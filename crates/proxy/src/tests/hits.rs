@@ -2,7 +2,8 @@
 
 use leno_model::{
     Access, Breaker, CircuitBreaker, CircuitLimits, InboundPolicy, PathMatch, PolicyAction,
-    PolicyName, PolicyRule, PortSet, RequestMatch, ServicePolicyKind, ServicePolicyName, Treatment,
+    PolicyName, PolicyRule, PortSet, RequestMatch, ServicePolicyKind, ServicePolicyName,
+    TrafficPolicy,
 };
 
 use super::fixture::{Application, Client, GET, Mesh, OK, PORT, Sidecar, run, until, view};
@@ -31,7 +32,7 @@ fn each_rule_of_a_route_counts_its_requests_through_changes_of_the_mesh() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let good = [("ratings-v2", 1)];
         let rules = vec![rule("/a", &good), rule("/b", &good), rule("/broken", &[])];
         mesh.client_knows(routed(&mesh, rules.clone()));
@@ -74,7 +75,7 @@ fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
             policy_rule("secret", PolicyAction::Deny, "/secret"),
             policy_rule("all", PolicyAction::Allow, "/"),
         ];
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for is_audited in [false, true] {
             let inbound = InboundPolicy { rules: rules.clone(), is_audited };
             mesh.enforce_all(Access::Permissive, inbound);
@@ -102,10 +103,10 @@ fn a_breaker_counts_what_it_turns_away() {
         let policy = ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "b");
         let breaker = Some(Breaker { policy: policy.unwrap(), rule });
         let mut view = view(mesh.setup.protocol, &[mesh.endpoint()]);
-        view.ports.get_mut(&PORT).unwrap().treatment =
-            Treatment { breaker, ..Treatment::default() };
+        view.ports.get_mut(&PORT).unwrap().traffic_policy =
+            TrafficPolicy { breaker, ..TrafficPolicy::default() };
         mesh.client_knows(vec![view]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 503);
         assert_eq!(hits(&mesh.client), counted(&[("CircuitBreaker b ", 1)]));
     });

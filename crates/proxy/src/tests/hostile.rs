@@ -178,7 +178,7 @@ fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
         peer.flush().await;
         let held = settled(|| written.get()).await;
         assert!(held < STREAMS * BYTES / 2, "{held} bytes were taken");
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.text(), "ok");
         drop(peer);
         until(|| mesh.server.ended() as usize == STREAMS + 1).await;
@@ -284,7 +284,7 @@ fn an_answer_over_a_link_that_is_not_as_long_as_it_says_breaks_its_client() {
                 peer.data(stream(number), data, true);
             })
             .await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send([GET, GET].concat()).await;
             let (got, end) = client.last().await;
             let got = String::from_utf8_lossy(&got);
@@ -314,7 +314,7 @@ fn an_answer_over_a_link_that_is_interim_and_final_at_once_is_none() {
                 }
             })
             .await;
-            let answer: Answer = Client::connect(mesh.door).await.ask(GET).await;
+            let answer: Answer = Client::connect(mesh.listener).await.ask(GET).await;
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{head}");
         }
     });
@@ -328,7 +328,7 @@ fn an_answer_over_a_link_with_a_body_where_none_is_leaves_the_client_in_step() {
             peer.data(stream(number), b"HTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n", true);
         })
         .await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.ask(GET).await.status, 304);
         }

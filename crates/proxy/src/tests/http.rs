@@ -7,7 +7,7 @@ fn carries_requests_one_after_another_and_keeps_connections() {
     run(async {
         let app = Application::answering(|request| ok(request.head.lines().next().unwrap())).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
             let request = format!("GET /ratings/{index}?q HTTP/1.1\r\nhost: x\r\n\r\n");
             let answer = client.ask(&request).await;
@@ -27,7 +27,7 @@ fn answers_pipelined_requests_in_their_order() {
     run(async {
         let app = Application::answering(|request| ok(request.head.split(' ').nth(1).unwrap()));
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let mut pipeline = String::new();
         for index in 0..100 {
             pipeline += &match index % 3 {
@@ -61,7 +61,7 @@ fn passes_chunks_and_trailers_on_in_both_directions() {
                 client.send(format!("{head}{size:x}\r\n{text}\r\n0\r\n{trailers}\r\n\r\n")).await;
             });
             let mesh = Mesh::permissive(app.await.address).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
             let mut body = "3\r\nabc\r\n3\r\ndef\r\n0\r\nx-sum: 6\r\n\r\n".as_bytes();
             let mut sent = 0;
@@ -94,7 +94,7 @@ fn keeps_what_a_head_says_where_no_body_follows() {
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for (method, path, status, length) in [
             ("HEAD", "/head", 200, Some("1000")),
             ("HEAD", "/head-chunked", 200, None),
@@ -121,7 +121,7 @@ fn passes_interim_answers_on() {
                 + OK
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             let hints = client.ask(GET).await;
             assert_eq!((hints.status, hints.field("link")), (103, Some("</a>")));
@@ -145,7 +145,7 @@ fn waits_with_the_body_for_the_applications_word() {
             }
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             assert_eq!(client.ask(EXPECT).await.status, 100);
             client.send("abc").await;
@@ -163,7 +163,7 @@ fn a_refusal_instead_of_100_continue_ends_the_connection_after_it() {
             client.last().await;
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let answer = client.ask(EXPECT).await;
         assert_eq!((answer.status, answer.text()), (413, "no!"));
         assert_eq!(answer.field("connection"), Some("close"));
@@ -182,7 +182,7 @@ fn an_early_answer_arrives_though_the_body_is_still_flowing() {
             client.send("HTTP/1.1 413 Too Much\r\ncontent-length: 3\r\n\r\nno!").await;
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n").await;
         client.send(vec![b'x'; 100_000]).await;
         let answer = client.answer().await;
@@ -205,7 +205,7 @@ fn speaks_http10_without_chunks_and_closes() {
         });
         let mesh = Mesh::permissive(app.await.address).await;
         for keep in ["", "connection: keep-alive\r\n"] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let answer = client.ask(&format!("GET / HTTP/1.0\r\n{keep}\r\n")).await;
             assert_eq!((answer.text(), answer.field("transfer-encoding")), ("abc", None));
             assert_eq!(answer.field("connection"), Some("close"));
@@ -221,7 +221,7 @@ fn an_answer_that_ends_with_its_connection_becomes_chunks() {
             client.send("HTTP/1.0 200 OK\r\n\r\nto the end").await;
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             let answer = client.ask(GET).await;
             assert_eq!(answer.text(), "to the end");
@@ -247,7 +247,7 @@ fn a_broken_answer_reaches_the_client_broken() {
                 client.send(head).await;
             });
             let mesh = Mesh::permissive(app.await.address).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(request).await;
             let (got, end) = client.last().await;
             assert_eq!(end, End::Reset, "{head} {}", String::from_utf8_lossy(&got));
@@ -267,7 +267,7 @@ fn a_client_that_leaves_inside_its_body_ends_the_request_everywhere() {
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc").await;
         until(|| app.accepted.get() == 1).await;
         drop(client);
@@ -290,7 +290,7 @@ fn a_client_that_gives_up_waiting_ends_the_request_everywhere() {
         .await;
         let mesh = Mesh::permissive(app.address).await;
         for request in [GET, "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(request).await;
             let before = app.accepted.get();
             until(|| app.accepted.get() > before).await;
@@ -308,7 +308,7 @@ fn an_upgrade_that_nobody_asked_for_is_no_answer() {
     run(async {
         let app = Application::canned("HTTP/1.1 101 Switching Protocols\r\n\r\n").await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.verdict(), (502, Some("upstream-malformed")));
     });
 }

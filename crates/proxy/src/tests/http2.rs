@@ -53,8 +53,8 @@ pub(crate) async fn mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
 }
 
 /// Connects an HTTP/2 client with prior knowledge.
-pub(crate) async fn connect(door: SocketAddr) -> SendRequest<Bytes> {
-    connect_over(TcpStream::connect(door).await.unwrap()).await
+pub(crate) async fn connect(listener: SocketAddr) -> SendRequest<Bytes> {
+    connect_over(TcpStream::connect(listener).await.unwrap()).await
 }
 
 pub(super) async fn connect_over(tcp: TcpStream) -> SendRequest<Bytes> {
@@ -71,8 +71,8 @@ pub(crate) fn call(path: &str) -> Request<()> {
         .unwrap()
 }
 
-pub(super) async fn open(door: SocketAddr, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
-    connect(door).await.send_request(call(path), false).unwrap()
+pub(super) async fn open(listener: SocketAddr, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
+    connect(listener).await.send_request(call(path), false).unwrap()
 }
 
 /// Reads all data and the trailers of a body.
@@ -127,7 +127,7 @@ fn streams_in_both_directions_pass_with_their_trailers() {
         let mesh = mesh(app.address, Protocol::Grpc).await;
         let mut request = call("/echo?x=%20");
         request.headers_mut().insert("x-custom", "a".parse().unwrap());
-        let mut client = connect(mesh.door).await;
+        let mut client = connect(mesh.listener).await;
         let (response, mut stream) = client.send_request(request, false).unwrap();
         // Each side waits for the other: no piece is buffered until the message is complete.
         stream.send_data(Bytes::from_static(b"ping"), false).unwrap();
@@ -174,7 +174,7 @@ fn the_end_of_a_request_comes_with_the_last_of_its_bytes() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Grpc).await;
-        let (response, mut stream) = open(mesh.door, "/unary").await;
+        let (response, mut stream) = open(mesh.listener, "/unary").await;
         stream.send_data(Bytes::from_static(b"ping"), true).unwrap();
         let response = response.await.unwrap();
         assert_eq!(
@@ -192,7 +192,7 @@ fn many_streams_share_one_connection_to_the_application() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let client = connect(mesh.door).await;
+        let client = connect(mesh.listener).await;
         let mut answers = Vec::new();
         for _ in 0..100 {
             let mut client = client.clone().ready().await.unwrap();
@@ -222,7 +222,7 @@ fn a_cancelled_call_is_cancelled_at_the_application_at_once() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Grpc).await;
-        let (response, mut stream) = open(mesh.door, "/").await;
+        let (response, mut stream) = open(mesh.listener, "/").await;
         let response = response.await.unwrap();
         stream.send_reset(Code::CANCEL);
         until(|| seen.borrow().is_some()).await;
@@ -254,7 +254,7 @@ fn a_reader_that_is_slow_stops_the_sender() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let (response, _stream) = open(mesh.door, "/").await;
+        let (response, _stream) = open(mesh.listener, "/").await;
         let body = response.await.unwrap().into_body();
         let most = super::fixture::settled(|| sent.get()).await;
         assert!(most < 2 * 1024 * 1024, "{most} bytes are on the way to nobody");
@@ -277,7 +277,7 @@ fn either_version_of_http_reaches_an_application_of_the_other() {
         })
         .await;
         let mesh1 = mesh(app.address, Protocol::Http2).await;
-        let mut client = Client::connect(mesh1.door).await;
+        let mut client = Client::connect(mesh1.listener).await;
         let answer = client.ask("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi").await;
         assert_eq!((answer.text(), &*answer.trailers), ("POST /a 2", "x-end: 1"));
         assert_eq!(client.ask(GET).await.text(), "GET /ratings/1 0");
@@ -297,7 +297,7 @@ fn either_version_of_http_reaches_an_application_of_the_other() {
         for crumb in ["a=1", "b=2"] {
             request.headers_mut().append("cookie", crumb.parse().unwrap());
         }
-        let mut client = connect(mesh2.door).await;
+        let mut client = connect(mesh2.listener).await;
         let (response, mut stream) = client.send_request(request, false).unwrap();
         send(&mut stream, Bytes::from_static(b"body"), true).await;
         let (data, trailers) = whole(response.await.unwrap().into_body()).await;
@@ -316,7 +316,7 @@ fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
             ..Setup::default()
         };
         let mesh = Mesh::new(app.address, setup).await;
-        let (response, _stream) = open(mesh.door, "/").await;
+        let (response, _stream) = open(mesh.listener, "/").await;
         let response = response.await.unwrap();
         assert_eq!(
             (response.status().as_u16(), &response.headers()["grpc-status"]),
@@ -324,13 +324,13 @@ fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
         );
         assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with("denied;"));
         mesh.route_to(&[]);
-        let response = open(mesh.door, "/").await.0.await.unwrap();
+        let response = open(mesh.listener, "/").await.0.await.unwrap();
         assert_eq!(
             (response.status().as_u16(), &response.headers()["grpc-status"]),
             (200, &"14".parse().unwrap())
         );
         let request = Request::get("http://ratings/").body(()).unwrap();
-        let mut client = connect(mesh.door).await;
+        let mut client = connect(mesh.listener).await;
         let response = client.send_request(request, true).unwrap().0.await.unwrap();
         assert_eq!(response.status(), 503);
         assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with("no-endpoint;"));
@@ -347,7 +347,7 @@ fn a_drain_says_go_away_and_finishes_what_is_under_way() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let mut client = connect(mesh.door).await;
+        let mut client = connect(mesh.listener).await;
         let (response, mut stream) = client.send_request(call("/"), false).unwrap();
         until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
         mesh.client.phase.send_replace(Phase::Draining);
@@ -382,7 +382,7 @@ fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let rude = connect(mesh.door).await;
+        let rude = connect(mesh.listener).await;
         for _ in 0..5_000 {
             let Ok(mut rude) = rude.clone().ready().await else { break };
             let Ok((_, mut stream)) = rude.send_request(call("/"), true) else { break };
@@ -391,7 +391,7 @@ fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
         }
         // No request remains in progress.
         let noise = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0xff; 64]].concat();
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(noise).await;
         client.last().await;
         drop(rude);
@@ -422,7 +422,7 @@ fn calls_beyond_what_one_connection_takes_have_another() {
         })
         .await;
         let mesh = mesh(app.address, Protocol::Http2).await;
-        let client = connect(mesh.door).await;
+        let client = connect(mesh.listener).await;
         let mut answers = Vec::new();
         for _ in 0..7 {
             answers.push(client.clone().send_request(call("/"), true).unwrap().0);
@@ -459,11 +459,11 @@ fn streams_that_nobody_reads_stop_no_other_however_small_their_messages() {
         let mesh = mesh(app.address, Protocol::Http2).await;
         let mut unread = Vec::new();
         for path in ["/small", "/large"].repeat(20) {
-            let (response, stream) = open(mesh.door, path).await;
+            let (response, stream) = open(mesh.listener, path).await;
             unread.push((response.await.unwrap(), stream));
         }
         super::fixture::settled(|| mesh.client.ended() as usize).await;
-        let (response, _stream) = open(mesh.door, "/short").await;
+        let (response, _stream) = open(mesh.listener, "/short").await;
         assert_eq!(whole(response.await.unwrap().into_body()).await.0, b"short");
         assert_eq!(app.accepted.get(), 1, "all are on one connection");
         assert_eq!(mesh.server.ended(), 1, "and none of the others is lost");

@@ -32,8 +32,8 @@ fn clients_without_a_good_certificate_are_refused_and_counted() {
         let directory = tempfile::tempdir().unwrap();
 
         // Another root of the same trust domain. The client still trusts the server.
-        let stranger = authority(directory.path(), DOMAIN);
-        let foreign = credential_trusting(&stranger, "productpage", &mesh.authority);
+        let external_client = authority(directory.path(), DOMAIN);
+        let foreign = credential_trusting(&external_client, "productpage", &mesh.authority);
         refused(&mesh, &foreign, "untrusted-peer").await;
 
         let past = SystemTime::now() - Duration::from_secs(7200);
@@ -42,9 +42,9 @@ fn clients_without_a_good_certificate_are_refused_and_counted() {
         assert_eq!(mesh.server.telemetry.refusals().len(), 2);
 
         // A mesh that trusts both roots still distinguishes their domains.
-        let elsewhere = authority(directory.path(), "elsewhere.example");
-        mesh.server.trust(credential_trusting(&mesh.authority, "ratings", &elsewhere));
-        let foreign = credential_trusting(&elsewhere, "productpage", &mesh.authority);
+        let other = authority(directory.path(), "elsewhere.example");
+        mesh.server.trust(credential_trusting(&mesh.authority, "ratings", &other));
+        let foreign = credential_trusting(&other, "productpage", &mesh.authority);
         let id = SpiffeId {
             trust_domain: mesh.authority.trust_domain().clone(),
             account: account("ratings"),
@@ -122,7 +122,7 @@ fn an_endpoint_that_is_somebody_else_gets_no_request() {
         let mesh = Mesh::permissive(app.address).await;
         // The server has the account `ratings`; the configuration expects `details`.
         mesh.route_to(&[endpoint("ratings-1", mesh.inbound, "details")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             assert_eq!(client.ask(GET).await.verdict(), (502, Some("wrong-identity")));
         }
@@ -153,7 +153,7 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
             })
             .await;
             mesh.route_to(&[endpoint("ratings-1", impostor.address, "ratings")]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(GET).await.verdict(), (502, Some("wrong-identity")));
         }
     });
@@ -175,7 +175,7 @@ fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
 
         // The server's certificate expires: its client opens another link, and finds the new certificate there.
         mesh.server.trust(credential_from(&mesh.authority, "ratings", soon()));
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);
         mesh.server.trust(credential(&mesh.authority, "ratings"));

@@ -77,21 +77,21 @@ fn a_server_that_announces_without_end_is_refused_for_every_client() {
     run(async {
         for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
             let (mesh, herald) = led_to(alpn, FLOOD, LARGE).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             let mut answer = client.head().await.unwrap();
             while answer.status == 103 {
                 answer = client.head().await.unwrap();
             }
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")));
-            let mut client = http2::connect(mesh.door).await;
+            let mut client = http2::connect(mesh.listener).await;
             let response = client.send_request(http2::call("/"), true).unwrap().0;
             // For a gRPC call it is `UNAVAILABLE`.
             let response = response.await.unwrap();
             let reason = response.headers()["leno-reason"].to_str().unwrap();
             assert!(reason.starts_with("upstream-malformed;"), "{reason}");
             // This client does not read its responses.
-            let mut mute = Client::connect(mesh.door).await;
+            let mut mute = Client::connect(mesh.listener).await;
             mute.send([OPENING, &frames::get(1)].concat()).await;
             fixture::until(|| mesh.client.ended() == 3).await;
             assert_eq!(mesh.client.failures(), [("upstream-malformed", 3)].into());
@@ -118,7 +118,7 @@ fn an_application_that_announces_without_end_is_refused_by_its_own_sidecar() {
         })
         .await;
         let mesh = http2::mesh(app.address, Protocol::Http).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         let first = client.head().await.unwrap();
         assert_eq!(first.status, 103);
@@ -133,13 +133,13 @@ fn many_small_announcements_pass() {
     run(async {
         for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
             let (mesh, _herald) = led_to(alpn, 100, 50).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             for _ in 0..100 {
                 assert_eq!(client.head().await.unwrap().status, 103);
             }
             assert_eq!(client.head().await.unwrap().status, 200);
-            let mut client = http2::connect(mesh.door).await;
+            let mut client = http2::connect(mesh.listener).await;
             let mut response = client.send_request(http2::call("/"), true).unwrap().0;
             for _ in 0..100 {
                 let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await;

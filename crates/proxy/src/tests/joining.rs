@@ -41,7 +41,7 @@ impl Gate {
         let listener = TcpListener::bind(("localhost", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (events, mut asked) = event_queue(1);
-        let (told, tokens) = mpsc::channel(8);
+        let (reported, tokens) = mpsc::channel(8);
         let mut tasks = JoinSet::new();
         tasks.spawn_local(async move {
             loop {
@@ -65,7 +65,7 @@ impl Gate {
                     chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
                     roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),
                 };
-                told.send(joining.token).await.unwrap();
+                reported.send(joining.token).await.unwrap();
                 joining.answer.send(Ok(bytes)).ok();
             }
         });
@@ -93,9 +93,9 @@ fn sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate) -> R
     config.control = vec![control.address.clone()];
     let state = StateDir::open(&path).unwrap();
     let (world, _) = World::new(state.names(), Instant::now());
-    let told = (Telemetry::new(), world);
+    let reported = (Telemetry::new(), world);
     let admin = ([127, 0, 0, 1], 0).into();
-    Rc::new(Follower::new(Arc::new(config), told, state, admin, 0))
+    Rc::new(Follower::new(Arc::new(config), reported, state, admin, 0))
 }
 
 #[test]
@@ -125,10 +125,10 @@ fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
 #[test]
 fn a_token_is_shown_to_nobody_who_is_not_trusted() {
     run(async {
-        let (scratch, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (scratch, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let mut gate = Gate::open(authority(scratch.path(), DOMAIN)).await;
         std::fs::write(scratch.path().join("token"), "one").unwrap();
-        let roots = TrustedRoots::Known(authority(elsewhere.path(), DOMAIN).roots());
+        let roots = TrustedRoots::Known(authority(other.path(), DOMAIN).roots());
         let follower = sidecar(scratch.path(), "state", roots, &gate);
         let refused = follow::credential(&follower, &gate.address).await;
         assert!(matches!(refused, Err(follow::Ended::Untrusted { .. })));

@@ -49,7 +49,7 @@ impl Issuer {
         let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
         let issuer = JwtIssuer {
             issuer: "me".to_owned(),
-            audiences: vec!["ratings".to_owned()],
+            aud: vec!["ratings".to_owned()],
             keys: IssuerKeys::Set(self.keys().into()),
             places: vec![
                 JwtPlace::Header { name, prefix },
@@ -84,22 +84,22 @@ fn bearing(token: &str) -> String {
 fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
     run(async {
         let app = http2::application(|request, mut respond| async move {
-            let told = |name: &str| {
+            let reported = |name: &str| {
                 let all = request.headers().get_all(name).iter();
                 all.map(|it| it.to_str().unwrap()).collect::<Vec<_>>().join(",")
             };
             let head = http::Response::builder()
-                .header("saw-user", told("x-user"))
-                .header("saw-groups", told("x-groups"))
-                .header("saw-token", told("authorization"));
+                .header("saw-user", reported("x-user"))
+                .header("saw-groups", reported("x-groups"))
+                .header("saw-token", reported("authorization"));
             drop(respond.send_response(head.body(()).unwrap(), true).unwrap());
         });
         let mesh = http2::mesh(app.await.address, Protocol::Grpc).await;
         let issuer = Issuer::new();
         mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         let token = format!("Bearer {}", issuer.token(&["readers"], 60));
-        for (token, told) in [(Some(token), ["ann", "readers", ""]), (None, ["", "", ""])] {
+        for (token, reported) in [(Some(token), ["ann", "readers", ""]), (None, ["", "", ""])] {
             let mut call = http2::call("/ratings/Rate");
             for (name, value) in [("x-user", "eve"), ("x-groups", "admins")] {
                 call.headers_mut().insert(name, value.parse().unwrap());
@@ -111,19 +111,19 @@ fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
             let response = response.await.unwrap();
             let saw = ["saw-user", "saw-groups", "saw-token"]
                 .map(|name| response.headers()[name].to_str().unwrap().to_owned());
-            assert_eq!(saw, told);
+            assert_eq!(saw, reported);
         }
     });
 }
 
 #[test]
-fn a_token_is_verified_and_told_to_the_application() {
+fn a_token_is_verified_and_reported_to_the_application() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let (issuer, other) = (Issuer::new(), Issuer::new());
         mesh.guard(vec![issuer.guard(Required::Of(vec![path("/ratings")]))], Vec::new());
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let good = issuer.token(&["readers", "writers"], 60);
         let faked = "x-user: eve\r\nx-groups: admins\r\n";
         let request = get("/ratings", &format!("{}{faked}", bearing(&good)));
@@ -176,7 +176,7 @@ fn nobody_is_believed_before_the_keys_are_there() {
         let Guard::Tokens(rule) = &mut guard.guard else { panic!("no tokens") };
         rule.issuers[0].keys = IssuerKeys::Awaited;
         mesh.guard(vec![guard], Vec::new());
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for path in ["/ratings", "/health"] {
             let answer = client.ask(&get(path, &bearing(&issuer.token(&[], 60)))).await;
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path}");
@@ -217,7 +217,7 @@ fn policies_ask_what_a_token_says() {
         };
         let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
         mesh.guard_enforcing(vec![issuer.guard(Required::Never)], inbound);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for (groups, status) in [(&["writers"][..], 200), (&["a", "admins"], 200), (&["a"], 403)] {
             let fields = bearing(&issuer.token(groups, 60));
             assert_eq!(client.ask(&get("/", &fields)).await.status, status, "{groups:?}");
@@ -233,7 +233,7 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
         mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let (one, two) = (issuer.token(&["a"], 60), issuer.token(&["b"], 60));
         for (path, fields) in [
             // Half of the required claims in each token.
@@ -279,7 +279,7 @@ fn a_claim_in_a_trailer_goes_no_further() {
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
         mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for (trailers, passed) in [
             ("X-User: eve\r\n", ""),
             ("x_user: eve\r\nx-sum: 1\r\n", "x-sum: 1"),
@@ -299,7 +299,7 @@ fn a_claim_in_a_trailer_goes_no_further() {
 
 /// With both in a request, a service might verify one and the application read the other.
 #[test]
-fn a_token_under_another_spelling_of_its_header_is_rejected() {
+fn a_token_under_another_variant_of_its_header_is_rejected() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -310,7 +310,7 @@ fn a_token_under_another_spelling_of_its_header_is_rejected() {
             rule.issuers[0].places = vec![place];
         }
         mesh.guard(vec![guard], Vec::new());
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let good = issuer.token(&[], 60);
         assert_eq!(client.ask(&get("/", &format!("x-token: {good}\r\n"))).await.status, 200);
         for fields in
@@ -324,7 +324,7 @@ fn a_token_under_another_spelling_of_its_header_is_rejected() {
 }
 
 #[test]
-fn policies_see_what_the_application_is_told_and_not_what_clients_claim() {
+fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
@@ -342,7 +342,7 @@ fn policies_see_what_the_application_is_told_and_not_what_clients_claim() {
         };
         let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
         mesh.guard_enforcing(vec![issuer.guard(Required::Never)], inbound);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let faked = get("/", "x-user: ann\r\n");
         assert_eq!(client.ask(&faked).await.verdict(), (403, Some("denied")));
         let shown = get("/", &bearing(&issuer.token(&[], 60)));

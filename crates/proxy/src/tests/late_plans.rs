@@ -10,7 +10,7 @@ use super::fixture::{
     Application, Client, End, GET, Mesh, OK, Setup, plan, run, service, settled, until, view,
 };
 use super::{addresses, http2};
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 
 /// Creates a mesh in which the client does not have any port of the service yet, as in strict mode without a
 /// policy for it.
@@ -38,7 +38,7 @@ fn a_request_on_a_connection_that_was_read_without_a_plan_is_no_request_to_a_por
     run(async {
         let app = Application::canned(OK).await;
         let mesh = unknown(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("GET /ratings/1 HTTP/1.1\r\n").await;
         until(|| carried(&mesh, "http") == 1).await;
         mesh.route_to(&[mesh.endpoint()]);
@@ -48,7 +48,7 @@ fn a_request_on_a_connection_that_was_read_without_a_plan_is_no_request_to_a_por
         assert_eq!(mesh.client.failures(), [("protocol-changed", 1)].into());
         assert_eq!(app.accepted.get(), 0);
         // The next connection is TCP, and authorized as such.
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(answer.text(), "ok");
         assert!(mesh.server.series().iter().all(|series| series.labels.protocol == "tcp"));
     });
@@ -60,7 +60,7 @@ fn a_plan_that_arrives_before_the_first_bytes_decides_how_they_are_read() {
         let app = Application::canned(OK).await;
         for (first, rest) in [("", GET), ("G", &GET[1..])] {
             let mesh = unknown(app.address).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(first).await;
             settled(|| 0).await;
             mesh.route_to(&[mesh.endpoint()]);
@@ -76,7 +76,7 @@ fn a_connection_that_served_requests_is_reset_once_its_port_carries_tcp() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         mesh.client_knows(vec![view(Protocol::Tcp, &[mesh.endpoint()])]);
         client.send(GET).await;
@@ -91,7 +91,7 @@ fn a_connection_of_http2_ends_once_its_port_carries_tcp() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut send = http2::connect(mesh.door).await;
+        let mut send = http2::connect(mesh.listener).await;
         let request = || Request::get("http://ratings/").body(()).unwrap();
         let response = send.send_request(request(), true).unwrap().0;
         assert_eq!(response.await.unwrap().status(), 200);
@@ -116,14 +116,14 @@ fn a_connection_to_the_address_of_a_workload_is_judged_by_the_plan_as_well() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let occupy = |protocol| {
-            let occupant = addresses::pinned(Some(mesh.endpoint()), "ratings-1", protocol);
+            let address_entry = addresses::pinned(Some(mesh.endpoint()), "ratings-1", protocol);
             let address = addresses::WORKLOAD.into();
-            mesh.client.addresses.borrow_mut().insert(address, occupant.into());
+            mesh.client.addresses.borrow_mut().insert(address, address_entry.into());
             mesh.client.know(plan("productpage", Access::Permissive), Vec::new());
         };
         occupy(Protocol::Http);
         let at = (addresses::WORKLOAD, 80).into();
-        let listener = mesh.client.listen(Entrance::Address(at)).await;
+        let listener = mesh.client.listen(ListenerKind::Address(at)).await;
         let mut client = Client::connect(listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         occupy(Protocol::Tcp);
@@ -140,7 +140,7 @@ fn requests_to_the_http_proxy_stay_requests() {
         let app = Application::canned(OK).await;
         let mesh =
             Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() }).await;
-        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
         let get = "GET http://ratings.bookinfo:9080/ HTTP/1.1\r\nhost: a\r\n\r\n";
         assert_eq!(Client::connect(proxy).await.ask(get).await.text(), "ok");
     });

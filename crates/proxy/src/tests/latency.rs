@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leno_model::{
     BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, Endpoint, HashKey,
     LoadBalancing, Protocol, Reason, RouteRule, ServicePolicyKind, ServicePolicyName, Side,
-    Treatment,
+    TrafficPolicy,
 };
 
 use super::fixture::{Application, Client, GET, Mesh, OK, PORT, endpoint, run, until, view};
@@ -69,7 +69,7 @@ fn who_is_alone_is_not_measured() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         assert_eq!(step(&known(&mesh, mesh.endpoint())), None);
         let both = [mesh.endpoint(), twin(&mesh.endpoint())];
@@ -112,7 +112,7 @@ fn a_client_that_goes_away_is_held_against_no_endpoint() {
         let mesh = Mesh::permissive(app.address).await;
         let both = [mesh.endpoint(), twin(&mesh.endpoint())];
         mesh.route_to(&both);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         until(|| app.accepted.get() == 1).await;
         client.abandon();
@@ -132,10 +132,10 @@ fn a_request_that_finds_no_room_to_wait_is_held_against_no_endpoint() {
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
         let both = [mesh.endpoint(), twin(&mesh.endpoint())];
         let mut view = view(Protocol::Http, &both);
-        view.ports.get_mut(&PORT).unwrap().treatment =
-            Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() };
+        view.ports.get_mut(&PORT).unwrap().traffic_policy =
+            TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() };
         mesh.client_knows(vec![view]);
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(answer.verdict(), (503, Some("circuit-full")));
         assert_eq!(failed(&mesh, &both), 0);
     });
@@ -157,7 +157,7 @@ fn who_does_not_answer_in_time_has_failed() {
             endpoints.push(Arc::new(twin(&endpoints[0])));
             let both: Vec<Endpoint> = endpoints.iter().map(|it| (**it).clone()).collect();
             mesh.client_knows(views);
-            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.ask(GET).await;
             assert_eq!(answer.verdict(), (504, Some(reason)));
             assert_eq!(failed(&mesh, &both), 1, "{reason}");
             // Reset the measurements.
@@ -183,8 +183,10 @@ fn who_shows_no_key_goes_where_answers_are_soon() {
             let algorithm = algorithm(HashKey::Header("x-user".to_owned()));
             let rule = LoadBalancing { algorithm, warm_up: None };
             let mut view = view(Protocol::Http, &[mesh.endpoint(), second.clone()]);
-            view.ports.get_mut(&PORT).unwrap().treatment =
-                Treatment { balancing: Some(Balancing { policy, rule }), ..Treatment::default() };
+            view.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
+                balancing: Some(Balancing { policy, rule }),
+                ..TrafficPolicy::default()
+            };
             mesh.client_knows(vec![view]);
             let slow = known(&mesh, mesh.endpoint());
             chosen(&slow, 10 * LONG);
@@ -192,7 +194,7 @@ fn who_shows_no_key_goes_where_answers_are_soon() {
             let quick = known(&mesh, second.clone());
             chosen(&quick, Duration::ZERO);
             quick.time().answers(200);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for _ in 0..16 {
                 assert_eq!(client.ask(GET).await.status, 200);
             }

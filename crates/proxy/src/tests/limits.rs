@@ -16,7 +16,7 @@ use super::fixture::{
 use super::http2;
 use crate::listen::{self, Command};
 use crate::redirect::Gate;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
 #[test]
@@ -30,7 +30,7 @@ fn a_head_beyond_the_limits_is_refused_with_431() {
         let fields: String = (0..1000).map(|index| format!("x-{index}: y\r\n")).collect();
         let many = format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
         for request in [&huge, &larger, &many] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(request).await;
             assert_eq!(client.answer().await.verdict(), (431, Some("head-too-large")));
             assert_eq!(client.end().await, End::Clean);
@@ -81,7 +81,7 @@ fn a_long_head_over_http2_gets_a_response_with_the_reason() {
         let mesh = http2::mesh(app.address, Protocol::Http2).await;
         let identity = credential(&mesh.authority, "foreign");
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
-        let mut clients = [http2::connect(mesh.door).await, http2_over(tls).await];
+        let mut clients = [http2::connect(mesh.listener).await, http2_over(tls).await];
         let reason = || Some("head-too-large".to_owned());
         for client in &mut clients {
             for bytes in [66_000, 70_000, 100_000, 200_000] {
@@ -115,7 +115,7 @@ fn a_field_section_beyond_what_the_codec_reads_ends_its_stream_alone() {
         });
         let app = app.await;
         let mesh = http2::mesh(app.address, Protocol::Http2).await;
-        let mut client = http2::connect(mesh.door).await;
+        let mut client = http2::connect(mesh.listener).await;
         let request = Request::post("http://ratings.bookinfo:9080/").body(()).unwrap();
         let (other, mut body) = client.send_request(request, false).unwrap();
         // The codec responds, so there is no reason and no count.
@@ -131,7 +131,7 @@ fn a_head_just_below_the_limit_passes_both_sidecars() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         // The outbound listener writes a longer `Host`, and the server's sidecar has the same limit.
         let value = "y".repeat(65_400);
         let answer = client.ask(&format!("GET / HTTP/1.1\r\nhost: x\r\nx: {value}\r\n\r\n")).await;
@@ -147,7 +147,7 @@ fn a_head_that_does_not_arrive_is_answered_408_in_time() {
         setup.limits.head_timeout = Duration::from_millis(50);
         let app = Application::canned(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         client.send("GET / HTTP/1.1\r\nho").await;
         assert_eq!(client.answer().await.verdict(), (408, Some("head-timeout")));
@@ -163,7 +163,7 @@ fn an_idle_connection_is_closed_in_time_and_in_order() {
         setup.limits.idle_connection = Duration::from_millis(50);
         let app = Application::canned(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         assert_eq!(client.end().await, End::Clean);
         assert!(mesh.client.failures().is_empty());
@@ -186,7 +186,7 @@ fn requests_that_two_readers_could_read_differently_are_refused_and_smuggle_noth
             "GET / HTTP/1.1\nhost: x\n\n",
             "GET  / HTTP/1.1\r\nhost: x\r\n\r\n",
         ] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send([head, "3\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"].concat()).await;
             assert_eq!(client.answer().await.verdict(), (400, Some("bad-request")), "{head}");
             assert_eq!(client.end().await, End::Clean);
@@ -200,7 +200,7 @@ fn bytes_beyond_the_declared_length_are_the_next_request() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabcdef").await;
         assert_eq!(client.answer().await.status, 200);
         client.send("\r\n\r\n").await;
@@ -216,7 +216,7 @@ fn a_chunked_body_that_is_broken_is_answered_and_goes_no_further() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         for body in ["x\r\n", "3\r\nabcd\r\n", "3;e\nxt\r\nabc\r\n", "0\r\nhost: y\r\n\r\n"] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
             client.send(body).await;
             assert_eq!(client.answer().await.verdict(), (400, Some("bad-request")), "{body}");
@@ -237,7 +237,7 @@ fn an_answer_longer_than_it_says_taints_no_other() {
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for path in ["/a", "/b", "/c"] {
             let answer = client.ask(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
             assert_eq!((answer.text(), &answer.head[..15]), (path, "HTTP/1.1 200 OK"));
@@ -259,7 +259,7 @@ fn an_answer_that_is_no_http_is_a_502() {
         ] {
             let app = Application::canned(response).await;
             let mesh = Mesh::permissive(app.address).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let answer = client.ask(GET).await;
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
         }
@@ -279,8 +279,8 @@ fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
         let address = listener.local_addr().unwrap();
         tokio::task::spawn_local(listen::run(mesh.client.worker.clone(), inbox));
         let service = super::fixture::service();
-        let entrance = Entrance::Door { service, port: super::fixture::PORT };
-        let gate = Gate::Fixed(entrance);
+        let listener_kind = ListenerKind::Outbound { service, port: super::fixture::PORT };
+        let gate = Gate::Fixed(listener_kind);
         commands.send(Command::Open { gate, listener }).await.unwrap();
         let mut first = Client::connect(address).await;
         let mut second = Client::connect(address).await;
@@ -304,7 +304,7 @@ fn empty_lines_before_a_request_do_not_begin_it() {
         setup.limits.head_timeout = Duration::from_millis(50);
         let app = Application::canned(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let mut pace = tokio::time::interval(Duration::from_millis(100));
         for blank in ["\r\n", "\r", "\n\r\n"] {
             pace.tick().await;

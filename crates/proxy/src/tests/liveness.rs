@@ -75,18 +75,18 @@ fn answering(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
 }
 
 async fn status(mesh: &Mesh, request: &str) -> (u16, Option<String>) {
-    status_at(mesh.door, request).await
+    status_at(mesh.listener, request).await
 }
 
-async fn status_at(door: SocketAddr, request: &str) -> (u16, Option<String>) {
-    let answer = Client::connect(door).await.ask(request).await;
+async fn status_at(listener: SocketAddr, request: &str) -> (u16, Option<String>) {
+    let answer = Client::connect(listener).await.ask(request).await;
     let (status, reason) = answer.verdict();
     (status, reason.map(str::to_owned))
 }
 
 /// Sends sixteen requests at once.
-async fn together(door: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
-    let ask = |_| tokio::task::spawn_local(status_at(door, request));
+async fn together(listener: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
+    let ask = |_| tokio::task::spawn_local(status_at(listener, request));
     let asked: Vec<_> = (0..16).map(ask).collect();
     let mut answers = Vec::new();
     for answer in asked {
@@ -109,7 +109,7 @@ fn a_request_of_any_method_goes_to_one_endpoint_after_another_until_it_was_sent(
         }
         mesh.route_to(&all);
         // Together: no request benefits from the failures of others.
-        for (status, reason) in together(mesh.door, POST).await {
+        for (status, reason) in together(mesh.listener, POST).await {
             assert_eq!((status, reason), (200, None));
         }
         assert_eq!((app.requests().len(), mesh.client.failures().len()), (16, 0));
@@ -184,8 +184,8 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
             }
         });
         mesh.route_to(std::slice::from_ref(&stalled));
-        let door = mesh.door;
-        let waits = tokio::task::spawn_local(async move { status_at(door, POST).await });
+        let listener = mesh.listener;
+        let waits = tokio::task::spawn_local(async move { status_at(listener, POST).await });
         until(|| taken.get()).await;
         let upstream = mesh.client.worker.upstream(&Arc::new(stalled.clone()));
         until(|| !upstream.is_usable(Instant::now())).await;
@@ -238,8 +238,8 @@ fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on
             }
         });
         mesh.route_to(std::slice::from_ref(&stalled));
-        let door = mesh.door;
-        let waits = tokio::task::spawn_local(async move { status_at(door, POST).await });
+        let listener = mesh.listener;
+        let waits = tokio::task::spawn_local(async move { status_at(listener, POST).await });
         until(|| requests.borrow()[..] == [1]).await;
         let upstream = mesh.client.worker.upstream(&Arc::new(stalled));
         until(|| !upstream.is_usable(Instant::now())).await;
@@ -260,7 +260,7 @@ fn an_idempotent_request_on_a_silent_link_is_answered_by_another_endpoint() {
         let mesh = Mesh::permissive(app.address).await;
         let (silent, taken) = silent(&mesh, "ratings-2").await;
         mesh.route_to(&[silent, mesh.endpoint()]);
-        for (status, reason) in together(mesh.door, GET).await {
+        for (status, reason) in together(mesh.listener, GET).await {
             assert_eq!((status, reason), (200, None));
         }
         assert!(taken.get() > 0);

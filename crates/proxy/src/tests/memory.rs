@@ -28,7 +28,7 @@ fn measured_alone() {
         setup.limits.rest_after = Duration::ZERO;
         let mesh = Mesh::new(app.address, setup).await;
         let open = async || {
-            let mut client = Client::connect(mesh.door).await.stream;
+            let mut client = Client::connect(mesh.listener).await.stream;
             client.write_all(GET.as_bytes()).await.unwrap();
             client.read_exact(&mut [0; OK.len()]).await.unwrap();
             client

@@ -6,11 +6,11 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Response;
 use leno_model::{
-    Abort, Authorization, Concurrency, Decider, DeciderAddress, Descriptor, DescriptorEntry,
-    DescriptorValue, Each, FaultRule, Faults, FixedAnswer, GlobalLimit, Guard, InboundPolicy,
-    JwtValidation, PathMatch, Plaintext, PolicyAction, PolicyName, PolicyRule, PortGuard,
-    PortLimits, PortSet, Protocol, Rate, RateLimits, RateRule, RequestMatch, Required, Server,
-    ServicePolicyKind, ServicePolicyName, Treatment, Unanswered, WorkloadPlan,
+    Abort, Authorization, CheckService, CheckServiceAddress, Concurrency, Descriptor,
+    DescriptorEntry, DescriptorValue, Each, FaultRule, Faults, FixedAnswer, GlobalLimit, Guard,
+    InboundPolicy, JwtValidation, PathMatch, Plaintext, PolicyAction, PolicyName, PolicyRule,
+    PortGuard, PortLimits, PortSet, Protocol, Rate, RateLimits, RateRule, RequestMatch, Required,
+    Server, ServicePolicyKind, ServicePolicyName, TrafficPolicy, Unanswered, WorkloadPlan,
 };
 use leno_wire::link::{Event, ResetCode, StreamKind};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -49,9 +49,9 @@ pub(super) fn rule(size: u32) -> RateRule {
     }
 }
 
-fn server() -> Decider {
-    let at = DeciderAddress::Outside(Server::parse("http://127.0.0.1:9").unwrap());
-    Decider { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
+fn server() -> CheckService {
+    let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9").unwrap());
+    CheckService { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
 }
 
 pub(super) fn denies_some() -> InboundPolicy {
@@ -84,7 +84,7 @@ fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     let tokens =
         |required| Guard::Tokens(Box::new(JwtValidation { issuers: Vec::new(), required }));
     let authorization = Guard::Authorization(Box::new(Authorization {
-        decider: server(),
+        check_service: server(),
         requests: Vec::new(),
         headers: None,
         context: Vec::new(),
@@ -92,7 +92,7 @@ fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     }));
     let entry = DescriptorEntry { key: "path".to_owned(), value: DescriptorValue::Path };
     let global = GlobalLimit {
-        decider: server(),
+        check_service: server(),
         domain: "shop".to_owned(),
         descriptors: vec![Descriptor { requests: Vec::new(), entries: vec![entry], hits: 1 }],
         answer: FixedAnswer::default(),
@@ -196,11 +196,11 @@ fn requests_at_a_port_that_is_declared_tcp_are_cut_when_a_policy_has_to_see_them
         let app = Application::canned(OK).await;
         for (policy, _, enforced) in policies(app.address.port()) {
             let mesh = mesh(app.address, Protocol::Tcp).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(GET).await.status, 200, "{policy}");
             mesh.enforce_with(&enforced);
             assert_eq!(client.end().await, End::Reset, "{policy}");
-            let mut later = Client::connect(mesh.door).await;
+            let mut later = Client::connect(mesh.listener).await;
             later.send(GET).await;
             assert_eq!(later.end().await, End::Reset, "{policy}");
         }
@@ -217,7 +217,7 @@ fn a_connection_that_is_open_is_cut_when_a_policy_has_to_see_requests() {
         .await;
         for (policy, _, enforced) in policies(app.address.port()) {
             let mesh = mesh(app.address, Protocol::Detect).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("\0").await;
             assert_eq!(client.bytes(5).await, b"hello", "{policy}");
             mesh.enforce_with(&enforced);
@@ -238,7 +238,7 @@ fn connections_are_counted_where_nothing_else_is_bounded() {
             let limits = RateLimits { connections: Some(rate(2)), ..RateLimits::default() };
             mesh.guard(Vec::new(), vec![limit(limits)]);
             for let_in in [true, true, false] {
-                let mut client = Client::connect(mesh.door).await;
+                let mut client = Client::connect(mesh.listener).await;
                 client.send("\0").await;
                 let expected = if let_in { b"hello".to_vec() } else { Vec::new() };
                 assert_eq!(client.last().await.0, expected, "{protocol:?}");
@@ -257,19 +257,19 @@ fn empty_lines_before_a_request_hide_it_from_no_limit() {
             vec![limit(RateLimits { rules: vec![rule(2)], ..RateLimits::default() })],
         );
         for status in [200, 200, 429] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(&format!("\r\n\r\n{GET}")).await.status, status);
         }
         // Some servers treat a bare line feed as an empty line: no such byte reaches one.
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(&format!("\n{GET}")).await.status, 400);
         assert_eq!(app.seen.borrow().len(), 2);
     });
 }
 
 /// Returns the status of a call, as the application reported it.
-async fn ask(door: std::net::SocketAddr, path: &str) -> Option<u16> {
-    call(&mut http2::connect(door).await, path).await
+async fn ask(listener: std::net::SocketAddr, path: &str) -> Option<u16> {
+    call(&mut http2::connect(listener).await, path).await
 }
 
 /// The same on a connection that stays open.
@@ -292,18 +292,18 @@ fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declare
     run(async {
         let app = application_of_http2().await;
         let mesh = mesh(app.address, Protocol::Detect).await;
-        let mut first = http2::connect(mesh.door).await;
+        let mut first = http2::connect(mesh.listener).await;
         assert_eq!(call(&mut first, "/admin").await, Some(200));
         mesh.guard(
             Vec::new(),
             vec![limit(RateLimits { rules: vec![rule(2)], ..RateLimits::default() })],
         );
         for status in [200, 200, 429] {
-            assert_eq!(ask(mesh.door, "/ratings").await, Some(status));
+            assert_eq!(ask(mesh.listener, "/ratings").await, Some(status));
         }
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
         for (path, status) in [("/ratings", 200), ("/admin", 403), ("/Admin/", 403)] {
-            assert_eq!(ask(mesh.door, path).await, Some(status), "{path}");
+            assert_eq!(ask(mesh.listener, path).await, Some(status), "{path}");
         }
         assert_eq!(mesh.server.failures().get("denied-by-policy"), Some(&2));
         assert_eq!(call(&mut first, "/ratings").await, Some(200), "it was never one of bytes");
@@ -367,7 +367,7 @@ pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
     let policy = name(ServicePolicyKind::FaultInjection);
     let faults = Some(Faults { policy, rules: vec![rule] });
     for port in service.ports.values_mut() {
-        port.treatment = Treatment { faults: faults.clone(), ..Treatment::default() };
+        port.traffic_policy = TrafficPolicy { faults: faults.clone(), ..TrafficPolicy::default() };
     }
     mesh.client_knows(vec![service]);
 }
@@ -382,7 +382,7 @@ fn faults_are_injected_into_requests_and_nothing_else_passes() {
             .await;
             let mesh = mesh(app.address, protocol).await;
             inject_faults(&mesh, protocol);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("\0").await;
             let expected = if passes { b"hello".to_vec() } else { Vec::new() };
             assert_eq!(client.last().await.0, expected, "{protocol:?}");

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_identity::{GuestCertificate, GuestSubject, join_client_config};
+use leno_identity::{ExternalCertificate, ExternalSubject, join_client_config};
 use leno_model::{
-    Access, Entry, GuestId, Name, Opening, PathMatch, Plaintext, Proof, Protocol, RequestMatch,
-    SecretName, Sponsor, WorkloadPlan, WorkloadPort,
+    Access, Entry, ExternalPrincipalId, Name, Opening, PathMatch, Plaintext, Proof, Protocol,
+    RequestMatch, SecretName, Sponsor, WorkloadPlan, WorkloadPort,
 };
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject as _;
@@ -38,13 +38,16 @@ impl Mesh {
             entry,
             ranges: Some(vec![range.parse().unwrap()]),
             accounts: Vec::new(),
-            guests: Vec::new(),
+            external_principals: Vec::new(),
             requests: None,
         }
     }
 
     /// Connects a TLS client without a certificate.
-    async fn stranger(&self, name: &'static str) -> std::io::Result<Client<TlsStream<TcpStream>>> {
+    async fn external_client(
+        &self,
+        name: &'static str,
+    ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
         let roots = self.server.worker.world.credential().unwrap().roots().clone();
         let server = account("ratings");
         let id = leno_model::SpiffeId {
@@ -61,17 +64,18 @@ impl Mesh {
 
 impl Mesh {
     /// Connects an external principal with a certificate, offering these protocols.
-    async fn guest(
+    async fn external_principal(
         &self,
         name: &str,
         alpn: &'static [u8],
     ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
         let trust_domain = plan("ratings", Access::Permissive).trust_domain;
         let secret = SecretName::new("bookinfo", "batch-tls").unwrap();
-        let (id, names) = (GuestId { trust_domain, secret }, [Name::new(name).unwrap()]);
-        let subject = GuestSubject { id: &id, names: &names, sponsor: Sponsor::Mesh };
+        let (id, names) =
+            (ExternalPrincipalId { trust_domain, secret }, [Name::new(name).unwrap()]);
+        let subject = ExternalSubject { id: &id, names: &names, sponsor: Sponsor::Mesh };
         let hour = Duration::from_secs(3600);
-        let made = GuestCertificate::issue(&self.authority, subject, hour, SystemTime::now());
+        let made = ExternalCertificate::issue(&self.authority, subject, hour, SystemTime::now());
         let made = made.unwrap();
         let chain = CertificateDer::pem_slice_iter(made.chain().as_bytes());
         let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
@@ -95,8 +99,8 @@ impl Mesh {
     }
 
     /// Returns the status of a request of such a principal.
-    async fn asked_by_guest(&self, name: &str) -> Option<u16> {
-        let mut client = self.guest(name, b"http/1.1").await.ok()?;
+    async fn asked_by_external_principal(&self, name: &str) -> Option<u16> {
+        let mut client = self.external_principal(name, b"http/1.1").await.ok()?;
         client.send(GET).await;
         client.head().await.map(|head| head.status)
     }
@@ -164,16 +168,16 @@ fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant(
             NOBODY,
             vec![mesh.opening(https(Proof::Skipped, &["a.example"]), "127.0.0.1/32")],
         );
-        let mut client = mesh.stranger("a.example").await.unwrap();
+        let mut client = mesh.external_client("a.example").await.unwrap();
         assert_eq!(client.ask(GET).await.status, 200);
         // The rule does not allow plaintext.
         let mut clear = Client::connect(mesh.inbound).await;
         clear.send(GET).await;
         assert_eq!(clear.end().await, End::Reset);
-        let mut other = mesh.stranger("b.example").await.unwrap();
+        let mut other = mesh.external_client("b.example").await.unwrap();
         assert_eq!(other.end().await, End::Reset);
         mesh.open(NOBODY, vec![mesh.opening(https(Proof::Required, &[]), "127.0.0.1/32")]);
-        let refused = match mesh.stranger("a.example").await {
+        let refused = match mesh.external_client("a.example").await {
             Ok(mut client) => {
                 client.send(GET).await;
                 client.end().await == End::Reset
@@ -193,55 +197,75 @@ fn a_certificate_that_is_named_needs_no_other_policy() {
             let opening = mesh.opening(entry.clone(), "127.0.0.1/32");
             let accounts = vec![account(who)];
             mesh.open(NOBODY, vec![Opening { accounts, ..opening }]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(GET).await.status, status, "{who}");
         }
     });
 }
 
 #[test]
-fn a_guest_is_let_in_where_it_is_named_and_nowhere_else() {
+fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
     run(async {
         let (_app, mesh) = mesh().await;
-        let guests = |names: &[&str], proof| Opening {
-            guests: names.iter().map(|name| Name::new(name).unwrap()).collect(),
+        let external_principals = |names: &[&str], proof| Opening {
+            external_principals: names.iter().map(|name| Name::new(name).unwrap()).collect(),
             ..mesh.opening(Entry::Https { proof, server_names: Vec::new() }, "127.0.0.1/32")
         };
         // A mesh that allows every member does not therefore allow external principals.
         for access in [Access::Permissive, NOBODY] {
             mesh.open(access.clone(), Vec::new());
-            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
-            let opening = guests(&["other.corp.example"], Proof::Required);
+            assert_eq!(
+                mesh.asked_by_external_principal("batch.corp.example").await,
+                None,
+                "{access:?}"
+            );
+            let opening = external_principals(&["other.corp.example"], Proof::Required);
             mesh.open(access.clone(), vec![opening]);
-            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
-            let opening = guests(&["batch.corp.example"], Proof::Required);
-            let mut elsewhere = opening.clone();
-            elsewhere.ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
-            mesh.open(access.clone(), vec![elsewhere]);
-            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
+            assert_eq!(
+                mesh.asked_by_external_principal("batch.corp.example").await,
+                None,
+                "{access:?}"
+            );
+            let opening = external_principals(&["batch.corp.example"], Proof::Required);
+            let mut other = opening.clone();
+            other.ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+            mesh.open(access.clone(), vec![other]);
+            assert_eq!(
+                mesh.asked_by_external_principal("batch.corp.example").await,
+                None,
+                "{access:?}"
+            );
             mesh.open(access.clone(), vec![opening]);
-            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, Some(200), "{access:?}");
+            assert_eq!(
+                mesh.asked_by_external_principal("batch.corp.example").await,
+                Some(200),
+                "{access:?}"
+            );
             // A client that needs no certificate may present one.
-            mesh.open(access.clone(), vec![guests(&[], Proof::Skipped)]);
-            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, Some(200), "{access:?}");
+            mesh.open(access.clone(), vec![external_principals(&[], Proof::Skipped)]);
+            assert_eq!(
+                mesh.asked_by_external_principal("batch.corp.example").await,
+                Some(200),
+                "{access:?}"
+            );
         }
     });
 }
 
 #[test]
-fn no_account_opens_to_a_guest_and_no_link_is_a_guests() {
+fn no_account_opens_to_a_external_principal_and_no_link_is_a_external_principals() {
     run(async {
         let (_app, mesh) = mesh().await;
         let entry = Entry::Https { proof: Proof::Required, server_names: Vec::new() };
         let opening = Opening {
             accounts: vec![account("productpage")],
-            guests: vec![Name::new("batch.corp.example").unwrap()],
+            external_principals: vec![Name::new("batch.corp.example").unwrap()],
             ..mesh.opening(entry, "127.0.0.1/32")
         };
         mesh.open(NOBODY, vec![opening]);
         let name = "productpage.bookinfo.cluster.local";
-        assert_eq!(mesh.asked_by_guest(name).await, None);
-        let mut client = mesh.guest("batch.corp.example", b"leno/1").await.unwrap();
+        assert_eq!(mesh.asked_by_external_principal(name).await, None);
+        let mut client = mesh.external_principal("batch.corp.example", b"leno/1").await.unwrap();
         assert_eq!(client.end().await, End::Reset);
     });
 }
@@ -262,7 +286,7 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
         let entry = Entry::Https { proof: Proof::Skipped, server_names: Vec::new() };
         let opening = mesh.opening(entry, "127.0.0.1/32");
         mesh.open(NOBODY, vec![opening.clone()]);
-        let mut client = mesh.stranger("a.example").await.unwrap();
+        let mut client = mesh.external_client("a.example").await.unwrap();
         client
             .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
             .await;
@@ -271,7 +295,7 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
         // Other rules may change meanwhile.
         let other = Opening { port: 1, ..opening.clone() };
         mesh.open(NOBODY, vec![other, opening]);
-        let mut second = mesh.stranger("a.example").await.unwrap();
+        let mut second = mesh.external_client("a.example").await.unwrap();
         second
             .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
             .await;

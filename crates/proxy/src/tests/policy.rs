@@ -56,7 +56,7 @@ fn a_strict_server_answers_as_its_policies_say() {
         ] {
             let before = app.seen.borrow().len();
             let mesh = Mesh::with_access(app.address, access.clone()).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for _ in 0..2 {
                 let answer = client.ask(GET).await;
                 assert_eq!(answer.verdict(), verdict, "{access:?}");
@@ -74,7 +74,7 @@ fn a_denial_names_the_policy_that_allows_it_to_others() {
         let rules =
             vec![rule("productpage", &["/other"], none()), rule("reviews", &["/ratings"], none())];
         let mesh = Mesh::with_access(app.address, Access::Strict(rules)).await;
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert!(answer.text().contains("bookinfo/reviews-reads"), "{}", answer.text());
         let reason = "denied;side=ours;workload=\"bookinfo/ratings-1\"";
         assert_eq!(answer.field("leno-reason"), Some(reason));
@@ -101,7 +101,7 @@ fn bytes_need_a_policy_of_their_own() {
             let before = app.accepted.get();
             let setup = Setup { access, protocol: Protocol::Tcp, ..Setup::default() };
             let mesh = Mesh::new(app.address, setup.clone()).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let expected =
                 if allowed { (b"hello".to_vec(), End::Clean) } else { (Vec::new(), End::Reset) };
             use tokio::io::AsyncWriteExt;
@@ -120,7 +120,7 @@ fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::with_access(app.address, reads("productpage", "/ratings")).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let identity = credential(&mesh.authority, "productpage");
         let mut peer = Peer::opener(mesh.inbound, &identity).await;
         for (access, status) in [
@@ -147,7 +147,7 @@ fn a_port_that_left_the_plan_is_not_served_on_links_that_are_open() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         mesh.server.know(plan("ratings", Access::Permissive), Vec::new());
         assert_eq!(client.ask(GET).await.verdict(), (404, Some("unknown-service")));
@@ -171,7 +171,7 @@ fn audit_lets_in_and_counts_by_reason_and_peer() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let audited = || {
             let mut page = String::new();
             mesh.server.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
@@ -206,7 +206,7 @@ fn a_denial_names_the_rule() {
         let mesh = Mesh::permissive(app.address).await;
         let inbound = InboundPolicy { rules: vec![deny(Vec::new())], ..InboundPolicy::default() };
         mesh.enforce_all(Access::Permissive, inbound);
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(answer.verdict(), (403, Some("denied-by-policy")));
         let named = "(AccessPolicy bookinfo/guard rule closed)";
         assert!(answer.text().contains(named), "{}", answer.text());
@@ -226,7 +226,7 @@ fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
         let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
         let open = || async {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("a").await;
             assert_eq!(client.bytes(1).await, b"a");
             client

@@ -14,7 +14,7 @@ use super::fixture::{
     Application, Client, Mesh, OK, Peer, Setup, credential, endpoint, run, tls_accept, until, view,
 };
 use super::http2::{application, call, connect};
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::tls::ALPN_LINK;
 
 fn get() -> Request<()> {
@@ -22,7 +22,7 @@ fn get() -> Request<()> {
 }
 
 async fn answer(mesh: &Mesh, request: Request<()>) -> Response<h2::RecvStream> {
-    let (response, _stream) = connect(mesh.door).await.send_request(request, true).unwrap();
+    let (response, _stream) = connect(mesh.listener).await.send_request(request, true).unwrap();
     response.await.expect("an answer over HTTP/2")
 }
 
@@ -57,7 +57,7 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
 fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
-        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
         for (request, status, grpc) in
             [(get(), 501, None), (call("/shop.Cart/Add"), 200, Some("12"))]
         {
@@ -122,7 +122,7 @@ fn a_rejected_request_is_read_to_its_end() {
         let app = application(|_, _| async {}).await;
         let mesh = super::http2::mesh(app.address, Protocol::Http2).await;
         mesh.enforce(Access::Strict(Vec::new()));
-        let mut client = connect(mesh.door).await;
+        let mut client = connect(mesh.listener).await;
         let (response, mut body) = client.send_request(call("/"), false).unwrap();
         let response = response.await.expect("a response");
         assert_eq!(response.headers()["grpc-status"], "7");
@@ -202,7 +202,7 @@ fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
             for protocol in [Protocol::Detect, Protocol::Http] {
                 let setup = Setup { protocol, ..Setup::default() };
                 let mesh = Mesh::new(app.address, setup).await;
-                let mut client = Client::connect(mesh.door).await;
+                let mut client = Client::connect(mesh.listener).await;
                 let answer = client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 let expected = (502, Some("protocol-mismatch"));
                 assert_eq!(answer.verdict(), expected, "{protocol:?}, {ends}");
@@ -288,7 +288,7 @@ fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
         let app = Application::canned(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let offer = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
         assert_eq!(client.ask(offer).await.status, 200);
     });
@@ -315,7 +315,7 @@ fn an_endpoint_without_a_sidecar_is_spoken_to_as_its_client_speaks() {
         }
         let http1 = Application::canned(OK).await;
         mesh.route_to(&[plain(http1.address)]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
         assert!(http1.requests()[0].head.starts_with("GET / HTTP/1.1"));
         assert_eq!((meshed.requests().len(), mesh.client.failures().len()), (0, 0));
@@ -362,7 +362,7 @@ fn a_sidecar_of_an_earlier_release_gets_the_bytes() {
                 }
             }
         };
-        let mut client = connect(mesh.door).await;
+        let mut client = connect(mesh.listener).await;
         let (_response, _stream) = client.send_request(get(), true).unwrap();
         server.await;
     });

@@ -96,7 +96,7 @@ fn setup(protocol: Protocol) -> Setup {
 }
 
 /// Asserts that the log entry, the count and the span of a sidecar have this reason.
-async fn told_by(sidecar: &mut Sidecar, reason: &str) {
+async fn matched_by(sidecar: &mut Sidecar, reason: &str) {
     until(|| sidecar.failures().contains_key(reason)).await;
     let mut page = String::new();
     sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
@@ -118,10 +118,10 @@ async fn told_by(sidecar: &mut Sidecar, reason: &str) {
     assert!(matches!(named, Some((_, Attribute::Text(text))) if text == reason), "{reason}");
 }
 
-async fn told(mesh: &mut Mesh, case: &Case) {
+async fn reported(mesh: &mut Mesh, case: &Case) {
     match case.by {
-        By::Client => told_by(&mut mesh.client, case.reason).await,
-        By::Server => told_by(&mut mesh.server, case.reason).await,
+        By::Client => matched_by(&mut mesh.client, case.reason).await,
+        By::Server => matched_by(&mut mesh.server, case.reason).await,
     }
 }
 
@@ -132,20 +132,20 @@ fn whoever_tells_of_a_failure_uses_one_word() {
             let app = Application::canned(OK).await;
             let mut mesh = Mesh::new(app.address, setup(Protocol::Http)).await;
             (case.arrange)(&mesh);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let mut answer = client.ask(GET).await;
             if answer.status == 200 {
                 // A limit permits the first request.
                 answer = client.ask(GET).await;
             }
             assert_eq!(answer.reason(), Some(case.reason));
-            told(&mut mesh, case).await;
+            reported(&mut mesh, case).await;
         }
     });
 }
 
 #[test]
-fn calls_of_grpc_are_told_the_same_word() {
+fn calls_of_grpc_are_reported_the_same_word() {
     run(async {
         for case in &CASES {
             let app = application(|request, mut respond| async move {
@@ -155,23 +155,23 @@ fn calls_of_grpc_are_told_the_same_word() {
             });
             let mut mesh = Mesh::new(app.await.address, setup(Protocol::Grpc)).await;
             (case.arrange)(&mesh);
-            let mut told_to = None;
+            let mut reported_to = None;
             for _ in 0..2 {
-                let mut client = connect(mesh.door).await;
+                let mut client = connect(mesh.listener).await;
                 let (response, _) = client.send_request(call("/a/B"), true).unwrap();
                 let fields = response.await.unwrap().headers().clone();
-                told_to = fields.contains_key("leno-reason").then_some(fields);
-                if told_to.is_some() {
+                reported_to = fields.contains_key("leno-reason").then_some(fields);
+                if reported_to.is_some() {
                     break;
                 }
             }
-            let fields = told_to.expect("it fails");
+            let fields = reported_to.expect("it fails");
             let field = |name: &str| fields.get(name).and_then(|value| value.to_str().ok());
             let reason = field("leno-reason").and_then(|value| value.split(';').next());
             assert_eq!(reason, Some(case.reason));
             let message = field("grpc-message").and_then(|message| message.split(':').next());
             assert_eq!(message, Some(case.reason));
-            told(&mut mesh, case).await;
+            reported(&mut mesh, case).await;
         }
     });
 }

@@ -36,24 +36,24 @@ async fn agree(mesh: &Mesh, reason: &'static str, about: &str) {
 fn a_rejection_by_the_servers_sidecar_is_a_failure_for_both_in_every_protocol() {
     run(async {
         let (_app, mesh) = denying(Protocol::Http).await;
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(answer.verdict(), (403, Some("denied")));
         agree(&mesh, "denied", "HTTP/1.1").await;
         assert_eq!(mesh.client.series()[0].failures[0].code, "4xx");
 
         let (_app, mesh) = denying(Protocol::Http2).await;
         let request = Request::get("http://ratings/").body(()).unwrap();
-        let response = connect(mesh.door).await.send_request(request, true).unwrap().0;
+        let response = connect(mesh.listener).await.send_request(request, true).unwrap().0;
         assert_eq!(response.await.unwrap().status(), 403);
         agree(&mesh, "denied", "HTTP/2").await;
 
         let (_app, mesh) = denying(Protocol::Grpc).await;
-        let response = connect(mesh.door).await.send_request(call("/"), true).unwrap().0;
+        let response = connect(mesh.listener).await.send_request(call("/"), true).unwrap().0;
         drop(response.await.unwrap());
         agree(&mesh, "denied", "gRPC").await;
 
         let (_app, mesh) = denying(Protocol::Tcp).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("x").await;
         assert_eq!(client.end().await, End::Reset);
         agree(&mesh, "denied", "TCP").await;
@@ -66,10 +66,10 @@ fn limits_of_the_servers_sidecar_are_counted_under_their_own_reason() {
         let app = Application::silent().await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.guard(Vec::new(), vec![at_once("one", 1)]);
-        let mut first = Client::connect(mesh.door).await;
+        let mut first = Client::connect(mesh.listener).await;
         first.send(GET).await;
         until(|| app.accepted.get() == 1).await;
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(answer.verdict(), (503, Some("overloaded")));
         agree(&mesh, "overloaded", "concurrency").await;
     });
@@ -125,7 +125,7 @@ fn an_application_cannot_claim_a_rejection() {
             );
             let app = Application::answering(move |_| head.clone()).await;
             let mut mesh = Mesh::permissive(app.address).await;
-            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.ask(GET).await;
             assert_eq!(answer.verdict(), (403, Some(reason)), "the field is passed on");
             unclaimed(&mut mesh, "HTTP/1.1").await;
             for sidecar in [&mesh.server, &mesh.client] {
@@ -141,7 +141,7 @@ fn an_application_cannot_claim_a_rejection() {
             let about = format!("{protocol:?} {answers}");
             let app = claiming(answers).await;
             let mut mesh = http2::mesh(app.address, protocol).await;
-            let mut client = connect(mesh.door).await;
+            let mut client = connect(mesh.listener).await;
             let request = match protocol {
                 Protocol::Grpc => call("/"),
                 _ => Request::get("http://ratings/").body(()).unwrap(),
@@ -208,7 +208,7 @@ fn only_the_mark_of_a_verified_sidecar_makes_a_rejection() {
                 }
             })
             .await;
-            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.ask(GET).await;
             assert_eq!(answer.status, 429);
             until(|| mesh.client.ended() == 1).await;
             let expected: BTreeMap<_, _> = expected.into_iter().map(|it| (it, 1)).collect();
@@ -233,7 +233,7 @@ fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
             let mesh =
                 Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() }).await;
             played(&mesh, move |peer, stream| peer.link.reset_for(stream, code, reason)).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("x").await;
             assert_eq!(client.end().await, End::Reset);
             until(|| mesh.client.ended() == 1).await;
@@ -255,7 +255,7 @@ fn a_rejection_that_another_endpoint_makes_good_is_no_failure() {
         .await;
         mesh.route_to(&[good, bad]);
         for _ in 0..10 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             assert_eq!(client.answer().await.status, 200);
         }

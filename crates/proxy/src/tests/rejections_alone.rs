@@ -19,7 +19,7 @@ const ALONE: &str = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\
 
 /// Sends requests over one connection, and returns the last response.
 async fn ask(mesh: &Mesh, requests: usize) -> Answer {
-    let mut client = Client::connect(mesh.door).await;
+    let mut client = Client::connect(mesh.listener).await;
     let mut last = Answer::default();
     for _ in 0..requests {
         last = client.ask(ALONE).await;
@@ -75,7 +75,7 @@ fn a_limit_of_requests_in_progress_rejects() {
         let app = Application::silent().await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.guard(Vec::new(), vec![at_once("one", 1)]);
-        let mut first = Client::connect(mesh.door).await;
+        let mut first = Client::connect(mesh.listener).await;
         first.send(ALONE).await;
         until(|| app.accepted.get() == 1).await;
         agree(&mesh, 1, (ask(&mesh, 1).await, 503, "overloaded")).await;
@@ -102,7 +102,7 @@ fn an_application_cannot_claim_a_rejection_by_the_mark() {
                 let app = Application::answering(move |_| head.clone()).await;
                 let mesh = Mesh::new(app.address, Setup { protocol, ..Setup::default() }).await;
                 for request in [ALONE, super::fixture::GET] {
-                    let answer = Client::connect(mesh.door).await.ask(request).await;
+                    let answer = Client::connect(mesh.listener).await.ask(request).await;
                     assert_eq!(answer.status, status);
                     assert!(
                         !answer.head.to_lowercase().contains("leno-rejected"),
@@ -158,7 +158,7 @@ fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
             })
             .await;
             mesh.route_to(&[endpoint("ratings-2", played.address, "ratings")]);
-            let answer = Client::connect(mesh.door).await.ask(ALONE).await;
+            let answer = Client::connect(mesh.listener).await.ask(ALONE).await;
             assert_eq!(answer.status, 429);
             let connection = answer.field("connection").unwrap_or_default().to_lowercase();
             assert!(!connection.contains("leno-rejected"), "{}", answer.head);

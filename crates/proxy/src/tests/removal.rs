@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leno_model::{
     FailureClasses, OutlierRemoval, Protocol, Removal, RemovalAlgorithm, RemovalBackOff,
-    ServicePolicyKind, ServicePolicyName, Treatment, Weight,
+    ServicePolicyKind, ServicePolicyName, TrafficPolicy, Weight,
 };
 use leno_telemetry::{Count, Gauge};
 use leno_traffic::removal::Cause;
@@ -48,8 +48,8 @@ fn treat(mesh: &Mesh, rule: OutlierRemoval, endpoints: &[leno_model::Endpoint]) 
     let policy =
         ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "ratings").unwrap();
     let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
-    view.ports.get_mut(&PORT).unwrap().treatment =
-        Treatment { removal: Some(removal), ..Treatment::default() };
+    view.ports.get_mut(&PORT).unwrap().traffic_policy =
+        TrafficPolicy { removal: Some(removal), ..TrafficPolicy::default() };
     mesh.client_knows(vec![view]);
 }
 
@@ -83,7 +83,7 @@ fn an_endpoint_that_answers_with_errors_is_left_out_and_comes_back_when_it_is_we
         rule.back_off.base = Duration::from_secs(3);
         rule.back_off.most = Duration::from_secs(3);
         treat(&mesh, rule, &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(ask_until_removed(&mesh, &mut client).await, 3);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved), 1);
         let listed = mesh.client.worker.removed.snapshot();
@@ -116,7 +116,7 @@ fn the_last_endpoints_stay_however_they_fail() {
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.server("ratings-2", app.address).await;
         treat(&mesh, rule(server_errors()), &[mesh.endpoint(), second]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..40 {
             assert_eq!(client.ask(GET).await.verdict(), (500, None), "one of them answers");
             assert!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) <= 1);
@@ -137,7 +137,7 @@ fn an_application_that_claims_to_be_rejected_fails_all_the_same() {
             let mesh = Mesh::permissive(app.address).await;
             let (_server, second) = mesh.server("ratings-2", well.address).await;
             treat(&mesh, rule(server_errors()), &[mesh.endpoint(), second]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for _ in 0..40 {
                 client.ask(GET).await;
             }
@@ -166,7 +166,7 @@ fn a_rejection_by_its_sidecar_says_nothing_about_an_endpoint() {
             })
             .await;
             treat(&mesh, rule(server_errors()), &[mesh.endpoint(), second]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             // Three of an endpoint in a row would eject it.
             let mut rejected = 0;
             while rejected < 3 {
@@ -189,7 +189,7 @@ fn connecting_in_vain_counts_as_its_class_and_only_then() {
             let mut rule = rule(FailureClasses { connect, ..server_errors() });
             rule.consecutive = Some(1);
             treat(&mesh, rule, &[mesh.endpoint(), dead]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for _ in 0..20 {
                 assert_eq!(client.ask(GET).await.verdict(), (200, None), "a retry helps");
             }
@@ -209,7 +209,7 @@ fn what_is_removed_follows_the_endpoints_and_ends_with_its_policy() {
         rule.back_off.base = Duration::from_secs(60);
         rule.back_off.most = Duration::from_secs(60);
         treat(&mesh, rule.clone(), &[mesh.endpoint(), second.clone()]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         ask_until_removed(&mesh, &mut client).await;
         // Another endpoint precedes it in the list.
         let first = endpoint("ratings-0", second.address, "ratings");
@@ -239,7 +239,7 @@ fn who_is_removed_stays_so_when_its_weight_or_tags_are_edited() {
         rule.back_off.base = Duration::from_secs(60);
         rule.back_off.most = Duration::from_secs(60);
         treat(&mesh, rule.clone(), &[mesh.endpoint(), second.clone()]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         ask_until_removed(&mesh, &mut client).await;
         let before = app.requests().len();
         let edited = |mut endpoint: leno_model::Endpoint, weight| {
@@ -253,8 +253,9 @@ fn who_is_removed_stays_so_when_its_weight_or_tags_are_edited() {
         }
         assert_eq!(app.requests().len(), before, "it is still out");
         let listed = mesh.client.worker.removed.snapshot();
-        let told: Vec<_> = listed.iter().map(|(_, it)| (it.endpoint.weight, it.cause)).collect();
-        assert_eq!(told, [(Weight::new(1000), Cause::Consecutive)], "as it is now");
+        let reported: Vec<_> =
+            listed.iter().map(|(_, it)| (it.endpoint.weight, it.cause)).collect();
+        assert_eq!(reported, [(Weight::new(1000), Cause::Consecutive)], "as it is now");
     });
 }
 
@@ -269,7 +270,7 @@ fn a_client_that_goes_away_proves_nothing() {
         rule.consecutive = Some(1);
         treat(&mesh, rule, &[mesh.endpoint(), second]);
         for gone in 1..=10 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             until(|| (app.accepted.get() + well.requests().len()) as u64 >= gone).await;
             client.abandon();

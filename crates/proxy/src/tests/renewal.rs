@@ -17,9 +17,9 @@ fn renewing_drops_nothing_and_new_connections_show_the_new_certificate() {
         let (asked, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
         let mut traffic = JoinSet::new();
         for _ in 0..8 {
-            let (door, asked, stop) = (mesh.door, asked.clone(), stop.clone());
+            let (listener, asked, stop) = (mesh.listener, asked.clone(), stop.clone());
             traffic.spawn_local(async move {
-                let mut client = Client::connect(door).await;
+                let mut client = Client::connect(listener).await;
                 while !stop.get() {
                     assert_eq!(client.ask(GET).await.verdict(), (200, None));
                     asked.set(asked.get() + 1);

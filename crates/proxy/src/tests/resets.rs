@@ -42,7 +42,7 @@ fn the_code_of_a_reset_after_the_head_reaches_the_client() {
         let mesh = mesh(app.address, Protocol::Grpc).await;
         for expected in CODES {
             code.set(expected);
-            let mut client = connect(mesh.door).await;
+            let mut client = connect(mesh.listener).await;
             let (response, _stream) = client.send_request(call("/"), true).unwrap();
             let mut body = response.await.unwrap().into_body();
             let error = loop {
@@ -75,7 +75,7 @@ fn the_code_of_a_reset_before_the_head_becomes_its_status_of_grpc() {
             (Code::INTERNAL_ERROR, "13"),
         ] {
             code.set(reset);
-            let mut client = connect(mesh.door).await;
+            let mut client = connect(mesh.listener).await;
             let (response, _stream) = client.send_request(call("/"), true).unwrap();
             let response = response.await.unwrap();
             assert_eq!(response.headers()["grpc-status"], status, "{reset:?}");
@@ -100,7 +100,7 @@ fn the_code_of_a_client_reaches_the_application() {
         .await;
         let mesh = mesh(app.address, Protocol::Grpc).await;
         for expected in CODES {
-            let mut client = connect(mesh.door).await;
+            let mut client = connect(mesh.listener).await;
             let (response, mut stream) = client.send_request(call("/"), false).unwrap();
             let _response = response.await.unwrap();
             stream.send_reset(expected);

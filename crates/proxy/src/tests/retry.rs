@@ -25,7 +25,7 @@ fn one_dead_endpoint_of_two_costs_no_request() {
         let mesh = Mesh::permissive(app.address).await;
         mesh.route_to(&[mesh.endpoint(), endpoint("ratings-2", closed_port(), "ratings")]);
         for index in 0..40 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let answer = client.ask(if index % 2 == 0 { GET } else { POST }).await;
             assert_eq!(answer.verdict(), (200, None));
         }
@@ -36,11 +36,11 @@ fn one_dead_endpoint_of_two_costs_no_request() {
 }
 
 #[test]
-fn dead_endpoints_alone_are_told_to_the_client() {
+fn dead_endpoints_alone_are_reported_to_the_client() {
     run(async {
         let mesh = Mesh::permissive(closed_port()).await;
         mesh.route_to(&[]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
         let dead = |name| endpoint(name, closed_port(), "ratings");
         mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
@@ -74,7 +74,7 @@ fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
         for silent in [mute.address, rude.address] {
             let silent = endpoint("ratings-2", silent, "ratings");
             mesh.route_to(std::slice::from_ref(&silent));
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(GET).await.verdict(), (504, Some("connect-timeout")));
             mesh.route_to(&[mesh.endpoint(), silent]);
             for _ in 0..10 {
@@ -95,7 +95,7 @@ fn an_application_that_takes_no_connections_is_left_for_another() {
         let mesh = Mesh::permissive(app.address).await;
         let (_server, dead) = mesh.server("ratings-2", closed_port()).await;
         mesh.route_to(&[mesh.endpoint(), dead.clone()]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for request in [GET, POST_EMPTY].repeat(10) {
             assert_eq!(client.ask(request).await.verdict(), (200, None));
         }
@@ -158,7 +158,7 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
             let mut lost = 0;
             while lost == 0 {
                 let before = app.seen.borrow().len();
-                let answer = Client::connect(mesh.door).await.ask(request).await;
+                let answer = Client::connect(mesh.listener).await.ask(request).await;
                 let retries = mesh.client.telemetry.count(Count::Retries);
                 if retries == 1 || answer.status != 200 {
                     lost += 1;
@@ -194,7 +194,7 @@ fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
             })
             .await;
             mesh.route_to(&[mesh.endpoint(), endpoint("ratings-2", refusing.address, "ratings")]);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             while turned_away.get() < 2 {
                 assert_eq!(client.ask(POST_EMPTY).await.verdict(), (200, None), "{code:?}");
                 // An unreachable endpoint is not selected for a while.
@@ -223,7 +223,7 @@ fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
         })
         .await;
         mesh.route_to(&[endpoint("ratings-2", draining.address, "ratings")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for index in 1..=5 {
             assert_eq!(client.ask(POST).await.status, 200);
             assert_eq!((links.get(), draining.accepted.get()), (index, index));
@@ -250,7 +250,7 @@ fn a_kept_connection_that_the_application_has_closed_costs_no_request() {
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for request in [GET, POST, POST_EMPTY].repeat(10) {
             assert_eq!(client.ask(request).await.verdict(), (200, None));
             // The end of the connection arrives before the next request.
@@ -273,7 +273,7 @@ fn an_application_that_dies_inside_a_request_is_asked_again_only_when_that_is_sa
         ] {
             let app = Application::canned("").await;
             let mesh = Mesh::permissive(app.address).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(request).await.verdict(), verdict);
             assert_eq!(app.requests().len(), asked, "{request}");
         }
@@ -288,7 +288,7 @@ fn a_burst_to_a_new_endpoint_opens_one_link() {
         let mesh = Mesh::permissive(app.address).await;
         let mut clients = Vec::new();
         for _ in 0..100 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(GET).await;
             clients.push(client);
         }
@@ -307,13 +307,13 @@ fn a_certificate_that_the_server_rejects_fails_every_request_of_a_burst_alike() 
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let directory = tempfile::tempdir().unwrap();
-        let stranger = super::fixture::authority(directory.path(), super::fixture::DOMAIN);
+        let external_client = super::fixture::authority(directory.path(), super::fixture::DOMAIN);
         let identity =
-            super::fixture::credential_trusting(&stranger, "productpage", &mesh.authority);
+            super::fixture::credential_trusting(&external_client, "productpage", &mesh.authority);
         mesh.client.trust(identity);
         let mut clients = Vec::new();
         for _ in 0..20 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(POST).await;
             clients.push(client);
         }
@@ -338,12 +338,12 @@ fn endpoints_that_leave_the_world_finish_their_requests_and_close() {
         .await;
         let other = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut slow = Client::connect(mesh.door).await;
+        let mut slow = Client::connect(mesh.listener).await;
         slow.send(GET).await;
         until(|| app.accepted.get() == 1).await;
         let (_server, endpoint) = mesh.server("ratings-2", other.address).await;
         mesh.route_to(&[endpoint]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.status, 200);
         go.send_replace(true);
         assert_eq!(slow.answer().await.status, 200);
@@ -357,7 +357,7 @@ fn a_change_of_the_world_keeps_the_links_to_endpoints_that_stay() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
             assert_eq!(client.ask(GET).await.status, 200);
             let name = format!("ratings-{}", index + 2);
@@ -387,7 +387,7 @@ fn tcp_connections_spread_over_endpoints_and_pass_over_dead_ones() {
         mesh.route_to(&[mesh.endpoint(), other, dead]);
         let mut clients = Vec::new();
         for _ in 0..20 {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.bytes(1).await, b"x");
             clients.push(client);
         }
@@ -424,7 +424,7 @@ fn a_kept_connection_that_ends_under_a_request_is_replaced_by_the_sidecar_itself
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
             assert_eq!(client.ask(GET).await.verdict(), (200, None));
             assert_eq!(asked.get(), 2 * index + 1);

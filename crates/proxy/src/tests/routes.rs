@@ -41,7 +41,7 @@ pub(crate) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
         rules,
         endpoints: vec![Arc::new(endpoint("nobody", super::fixture::closed_port(), "ratings"))],
         tls_rules: Vec::new(),
-        treatment: leno_model::Treatment::default(),
+        traffic_policy: leno_model::TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };
@@ -54,7 +54,7 @@ fn a_route_decides_or_says_why_not() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for (rules, verdict) in [
             (vec![rule("/ratings", &[("ratings-v2", 1)])], (200, None)),
             (vec![rule("/other", &[("ratings-v2", 1)])], (404, Some("no-route"))),
@@ -90,7 +90,7 @@ fn a_route_may_limit_the_time_of_a_request() {
             ..rule("/", &[("ratings-v2", 1)])
         };
         mesh.client_knows(routed(&mesh, vec![limited]));
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
             assert_eq!(client.ask(GET).await.verdict(), (504, Some("request-timeout")));
         }
@@ -114,7 +114,7 @@ fn a_service_that_no_policy_lets_us_use_is_not_asked() {
             ..view(Protocol::Http, &[])
         };
         mesh.client_knows(vec![denied]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.verdict(), (403, Some("denied-outbound")));
         assert_eq!(app.accepted.get(), 0);
     });
@@ -126,7 +126,7 @@ fn a_service_that_nobody_tells_of_in_time_is_a_503_and_a_late_word_is_heard() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.client_knows(Vec::new());
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(GET).await.verdict(), (503, Some("discovery-timeout")));
         client.send(GET).await;
         tokio::task::yield_now().await;

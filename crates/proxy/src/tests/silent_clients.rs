@@ -22,7 +22,7 @@ async fn mesh(application: std::net::SocketAddr) -> Mesh {
 /// Opens a connection to the service that both sidecars treat as silent.
 async fn silent(mesh: &Mesh) -> Client<tokio::net::TcpStream> {
     let before = carried(mesh);
-    let client = Client::connect(mesh.door).await;
+    let client = Client::connect(mesh.listener).await;
     until(|| carried(mesh) > before).await;
     client
 }
@@ -105,7 +105,7 @@ fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
             [(Access::Permissive, inbound), (Access::Strict(Vec::new()), InboundPolicy::default())]
         {
             mesh.enforce_all(access, inbound);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.end().await, End::Reset);
         }
         assert_eq!(app.accepted.get(), 0);
@@ -142,7 +142,7 @@ fn a_client_that_was_silent_gets_the_faults_of_its_requests() {
         let app = Application::canned(OK).await;
         let mesh = mesh(app.address).await;
         inject_faults(&mesh, Protocol::Detect);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         until(|| mesh.client.telemetry.count(Count::DownstreamOpened) == 1).await;
         assert_eq!(client.ask(GET).await.verdict(), (503, Some("fault-injected")));
         assert_eq!(mesh.client.failures().get("denied-by-policy"), None);

@@ -26,7 +26,7 @@ fn a_client_that_stops_in_the_middle_of_its_body_is_answered_408() {
         let mesh = mesh(app.address).await;
         for head in ["content-length: 10\r\n\r\n12345", "transfer-encoding: chunked\r\n\r\n5\r\n12"]
         {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(format!("POST / HTTP/1.1\r\nhost: x\r\n{head}")).await;
             assert_eq!(client.answer().await.verdict(), (408, Some("body-stalled")), "{head}");
             assert_eq!(client.end().await, End::Clean);
@@ -44,7 +44,7 @@ fn a_client_that_goes_on_now_and_then_may_take_its_time() {
         // stalled client.
         let stall = STALL * 12;
         let mesh = Mesh::new(app.address, stalling(stall)).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n").await;
         let mut pace = tokio::time::interval(stall / 4);
         for byte in ["1", "2", "3", "4", "5", "6"] {
@@ -69,7 +69,7 @@ fn a_client_that_reads_nothing_of_its_answer_is_cut_off() {
             {}
         });
         let mesh = mesh(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
         assert_eq!(mesh.client.failures(), [("body-stalled", 1)].into());
@@ -91,7 +91,7 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
         let mesh = Mesh::permissive(app).await;
         let (server, endpoint) = mesh.server_with("ratings-2", app, &stalling(STALL)).await;
         mesh.route_to(&[endpoint]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n").await;
         let (mut reading, mut writing) = client.stream.split();
         let mut answer = Vec::new();
@@ -128,7 +128,7 @@ fn an_answer_may_pause_and_so_may_a_request_that_is_being_answered() {
             "GET / HTTP/1.1\r\nhost: x\r\n\r\n",
             "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n12",
         ] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.ask(request).await.body, b"firstlast", "{request}");
         }
     });
@@ -144,7 +144,7 @@ fn a_tcp_connection_on_which_nobody_speaks_ends() {
         let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         setup.limits.idle_connection = STALL * 8;
         let mesh = Mesh::new(app.await.address, setup).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.bytes(5).await, b"hello");
         assert_eq!(client.end().await, End::Reset);
         until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
@@ -181,10 +181,10 @@ fn a_response_of_known_length_that_stops_is_cut_and_a_stream_is_not() {
         })
         .await;
         let mesh = mesh(app.address).await;
-        let mut stream = Client::connect(mesh.door).await;
+        let mut stream = Client::connect(mesh.listener).await;
         stream.send("GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await;
         let mut streamed = stream.head().await.unwrap();
-        let mut file = Client::connect(mesh.door).await;
+        let mut file = Client::connect(mesh.listener).await;
         file.send("GET /file HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert_eq!(file.head().await.unwrap().status, 200);
         assert_eq!(file.last().await, (b"abc".to_vec(), End::Reset));

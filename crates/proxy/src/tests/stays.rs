@@ -73,7 +73,7 @@ fn a_client_keeps_to_the_endpoint_that_its_cookie_names() {
     run(async {
         let (mesh, endpoints, _held) = three().await;
         obey(&mesh, keeping(cookie()), &endpoints);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let mut seen = BTreeSet::new();
         while seen.len() < 3 {
             let first = client.ask(&get("")).await;
@@ -91,11 +91,11 @@ fn a_client_keeps_to_the_endpoint_that_its_cookie_names() {
 }
 
 #[test]
-fn when_its_endpoint_is_gone_a_client_is_told_another_one() {
+fn when_its_endpoint_is_gone_a_client_is_reported_another_one() {
     run(async {
         let (mesh, endpoints, _held) = three().await;
         obey(&mesh, keeping(cookie()), &endpoints);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let first = client.ask(&get("")).await;
         let gone = ["one", "two", "three"].iter().position(|name| *name == first.text()).unwrap();
         let mut left = endpoints.clone();
@@ -113,14 +113,14 @@ fn when_its_endpoint_is_gone_a_client_is_told_another_one() {
 }
 
 #[test]
-fn when_its_endpoint_does_not_answer_a_client_is_told_another_one() {
+fn when_its_endpoint_does_not_answer_a_client_is_reported_another_one() {
     run(async {
         let (mesh, endpoints, held) = three().await;
         let mut rule = keeping(cookie());
         let backoff = Duration::from_millis(1);
         rule.actions.retry = Some(RetryRule { codes: vec![503], attempts: 1, backoff });
         obey(&mesh, rule, &endpoints);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let first = client.ask(&get("")).await;
         let sick = ["one", "two", "three"].iter().position(|name| *name == first.text()).unwrap();
         // The workload has moved to an address without a listener.
@@ -143,7 +143,7 @@ fn an_idle_time_counts_from_the_last_answer() {
         let (mesh, endpoints, _held) = three().await;
         let idle = Some(Duration::from_secs(3600));
         obey(&mesh, keeping(Persistence { idle, ..cookie() }), &endpoints);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let first = client.ask(&get("")).await;
         let again = client.ask(&get(&shown(&first).unwrap())).await;
         assert_eq!(again.text(), first.text());
@@ -182,7 +182,7 @@ fn a_header_carries_it_over_http2_too() {
         let header =
             Persistence { name: Some("x-cart".into()), carrier: Carries::Header, ..cookie() };
         obey(&mesh, keeping(header), &[mesh.endpoint(), second]);
-        let mut send = http2::connect(mesh.door).await;
+        let mut send = http2::connect(mesh.listener).await;
         let mut ask = async |value: Option<&str>| {
             let mut request = http::Request::get("http://ratings/");
             if let Some(value) = value {

@@ -87,7 +87,7 @@ fn a_connection_that_changes_its_protocol_counts_at_once() {
         .await;
         let mesh = Mesh::permissive(app.address).await;
         let mut reports = Reports::of(&mesh);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client
             .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
             .await;
@@ -105,7 +105,7 @@ fn a_stream_of_events_counts_when_it_pauses_and_a_failure_later_is_one_more() {
             beginning("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n").await;
         let mesh = Mesh::permissive(app.address).await;
         let mut reports = Reports::of(&mesh);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(GET).await;
         assert_eq!(client.head().await.unwrap().status, 200);
         reports.began().await;
@@ -130,7 +130,7 @@ fn a_call_whose_client_goes_on_counts_before_the_first_response() {
         .await;
         let mesh = http2::mesh(app.address, Protocol::Grpc).await;
         let mut reports = Reports::of(&mesh);
-        let (response, mut stream) = http2::open(mesh.door, "/a.B/C").await;
+        let (response, mut stream) = http2::open(mesh.listener, "/a.B/C").await;
         http2::send(&mut stream, Bytes::from_static(b"one"), false).await;
         reports.began().await;
         http2::send(&mut stream, Bytes::from_static(b"two"), true).await;
@@ -145,7 +145,7 @@ fn plain_requests_count_when_they_end() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut reports = Reports::of(&mesh);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.ask(GET).await.status, 200);
         }

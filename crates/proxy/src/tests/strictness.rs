@@ -27,7 +27,7 @@ fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
         let mut wrong = Vec::new();
         for vector in &vectors("request", is_refused) {
             // The client's own sidecar, and the server's for clients without one.
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(&vector.bytes).await;
             wrong.extend(not_cut_off(&mut client, vector).await);
             let mut client = foreign(&mesh).await;
@@ -47,7 +47,7 @@ fn a_body_that_breaks_a_rule_never_becomes_a_whole_request() {
         let mut wrong = Vec::new();
         for vector in &vectors("body", is_refused) {
             let bytes = [POST.as_bytes(), &vector.bytes].concat();
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(&bytes).await;
             wrong.extend(not_taken(&mut client, vector).await);
             let mut client = foreign(&mesh).await;
@@ -67,7 +67,7 @@ fn a_request_that_keeps_the_rules_arrives_as_it_was_meant() {
         let passing = |vector: &Vector| !is_refused(vector) || vector.sidecar.is_some();
         for vector in vectors("request", passing).iter().chain(&vectors("body", passing)) {
             let before = app.requests().len();
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let head = if vector.of == "body" { POST } else { "" };
             client.send([head.as_bytes(), &vector.bytes].concat()).await;
             let answer = client.answer().await;
@@ -93,7 +93,7 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
         let of = |vector: &Vector| is_refused(vector) || vector.sidecar.is_some();
         for vector in &vectors("response", of) {
             let (mesh, app) = saying(vector).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(request(vector)).await;
             let answer = client.head().await.unwrap();
             // The own application may break a rule in a way that recipients may accept.
@@ -108,7 +108,7 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
                     assert_eq!(verdict, (502, Some("upstream-malformed")), "{}", vector.name);
                 }
             }
-            let mut next = Client::connect(mesh.door).await;
+            let mut next = Client::connect(mesh.listener).await;
             assert_eq!(next.ask(GET).await.text(), "ok", "{}", vector.name);
             assert_eq!(app.accepted.get(), 2, "{}: its connection was used again", vector.name);
         }
@@ -120,7 +120,7 @@ fn an_upstream_that_breaks_a_rule_in_its_body_breaks_its_answer() {
     run(async {
         for vector in &vectors("body", is_refused) {
             let (mesh, app) = saying(vector).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send([GET, GET].concat()).await;
             // The head may have been in flight when the body broke: a cut, with or without it.
             let Some(answer) = client.head().await else {
@@ -151,7 +151,7 @@ fn an_upstream_that_keeps_the_rules_is_heard_once() {
                 continue;
             }
             let (mesh, _app) = saying(vector).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(request(vector)).await;
             let answer = match vector.answers.as_str() {
                 "HEAD" => client.head().await.unwrap(),

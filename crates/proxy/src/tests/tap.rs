@@ -18,7 +18,7 @@ fn tap(id: u64) -> Tap {
 }
 
 /// Returns the tapped requests since the last call, each with path and status.
-fn told(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
+fn reported(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
     let drawn = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
     drawn
         .map(|it| (it.tap.matcher.tap().id, it.seen.path.clone(), it.seen.outcome.status))
@@ -34,7 +34,7 @@ async fn mesh() -> Mesh {
 }
 
 #[test]
-fn each_tap_is_told_of_what_it_is_for_on_both_sides() {
+fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
     run(async {
         let mut mesh = mesh().await;
         let from = Some(ServiceAccount::new("bookinfo", "productpage").unwrap());
@@ -49,17 +49,17 @@ fn each_tap_is_told_of_what_it_is_for_on_both_sides() {
         for sidecar in [&mesh.client, &mesh.server] {
             sidecar.worker.world.sights.tap(&taps);
         }
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.ask(GET).await;
         client.ask("GET /bad?token=x HTTP/1.1\r\nhost: x\r\n\r\n").await;
         until(|| mesh.client.ended() == 2 && mesh.server.ended() == 2).await;
         let of = |id, path: &str, status| (id, path.to_owned(), status);
         assert_eq!(
-            told(&mut mesh.client),
+            reported(&mut mesh.client),
             [of(1, "/ratings/1", 200), of(3, "/ratings/1", 200), of(1, "/bad", 503)]
         );
         assert_eq!(
-            told(&mut mesh.server),
+            reported(&mut mesh.server),
             [of(1, "/ratings/1", 200), of(1, "/bad", 503), of(2, "/bad", 503)]
         );
         for sidecar in [&mesh.client, &mesh.server] {
@@ -67,23 +67,23 @@ fn each_tap_is_told_of_what_it_is_for_on_both_sides() {
         }
         client.ask(GET).await;
         until(|| mesh.server.ended() == 3).await;
-        assert!(told(&mut mesh.client).is_empty() && told(&mut mesh.server).is_empty());
+        assert!(reported(&mut mesh.client).is_empty() && reported(&mut mesh.server).is_empty());
     });
 }
 
 #[test]
-fn no_more_is_told_than_was_asked_for() {
+fn no_more_is_reported_than_was_asked_for() {
     run(async {
         let mut mesh = mesh().await;
         mesh.client.worker.world.sights.tap(&[Tap { per_second: 3, ..tap(1) }]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let began = tokio::time::Instant::now();
         for _ in 0..50 {
             client.ask(GET).await;
         }
         until(|| mesh.client.ended() == 50).await;
         let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
-        let told = told(&mut mesh.client).len();
-        assert!(told >= 3 && told <= 3 * (seconds + 1), "{told} in {seconds} s");
+        let reported = reported(&mut mesh.client).len();
+        assert!(reported >= 3 && reported <= 3 * (seconds + 1), "{reported} in {seconds} s");
     });
 }

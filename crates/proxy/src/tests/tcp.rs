@@ -34,7 +34,7 @@ fn carries_bytes_both_ways_as_they_are() {
                 }
             });
             let mesh = mesh(app.await.address, protocol).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for index in 0..20_u8 {
                 let bytes: Vec<u8> = (0..10_000).map(|at| index.wrapping_mul(at as u8)).collect();
                 client.send(&bytes).await;
@@ -67,7 +67,7 @@ fn a_connection_counts_as_opened_while_it_is_open_and_when_it_fails() {
                 client.end().await;
             });
             let mesh = mesh(app.await.address, protocol).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{protocol:?}");
             assert_eq!((mesh.client.ended(), mesh.server.ended()), (0, 0));
             assert_eq!((opened(&mesh.client.worker), opened(&mesh.server.worker)), (1, 1));
@@ -76,7 +76,7 @@ fn a_connection_counts_as_opened_while_it_is_open_and_when_it_fails() {
             assert_eq!((opened(&mesh.client.worker), opened(&mesh.server.worker)), (1, 1));
         }
         let mesh = mesh(closed_port(), Protocol::Tcp).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.end().await, End::Reset);
         until(|| mesh.client.ended() == 1 && mesh.server.ended() > 0).await;
         assert_eq!(opened(&mesh.client.worker), 1);
@@ -95,7 +95,7 @@ fn a_server_may_speak_first() {
                 client.send(word).await;
             });
             let mesh = mesh(app.await.address, protocol).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{protocol:?}");
             client.send("HELO").await;
             assert_eq!(client.bytes(4).await, b"HELO");
@@ -134,7 +134,7 @@ fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
             }
         });
         let mesh = mesh(app.await.address, Protocol::Detect).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         // The application gets a connection once the detection is over.
         until(|| connected.get()).await;
         client.send("HELO").await;
@@ -164,7 +164,7 @@ fn the_applications_own_tls_is_theirs() {
             });
             let mesh = mesh(app.await.address, protocol).await;
             let caller = credential(&theirs, "productpage");
-            let mut tls = tls_connect(mesh.door, &caller, &[b"h2"]).await.unwrap();
+            let mut tls = tls_connect(mesh.listener, &caller, &[b"h2"]).await.unwrap();
             let mut heard = Vec::new();
             tls.read_to_end(&mut heard).await.unwrap();
             assert_eq!(heard, b"sealed", "{protocol:?}");
@@ -185,13 +185,13 @@ fn each_direction_ends_by_itself() {
             client.send(format!("{} bytes", request.len())).await;
         });
         let mesh1 = mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh1.door).await;
+        let mut client = Client::connect(mesh1.listener).await;
         client.send(vec![0; 300_000]).await;
         client.stream.shutdown().await.unwrap();
         assert_eq!(client.last().await, (b"300000 bytes".to_vec(), End::Clean));
 
         // The application half-closes first and still reads.
-        let (tell, told) = tokio::sync::watch::channel(0);
+        let (tell, reported) = tokio::sync::watch::channel(0);
         let app = Application::start(move |mut client| {
             let tell = tell.clone();
             async move {
@@ -202,11 +202,11 @@ fn each_direction_ends_by_itself() {
             }
         });
         let mesh2 = mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh2.door).await;
+        let mut client = Client::connect(mesh2.listener).await;
         assert_eq!(client.end().await, End::Clean);
         client.send(vec![0; 300_000]).await;
         client.stream.shutdown().await.unwrap();
-        until(|| *told.borrow() == 300_000).await;
+        until(|| *reported.borrow() == 300_000).await;
         until(|| mesh2.client.ended() == 1).await;
         assert!(mesh2.client.failures().is_empty() && mesh2.server.failures().is_empty());
     });
@@ -216,7 +216,7 @@ fn each_direction_ends_by_itself() {
 fn an_application_that_takes_no_connection_is_a_reset_to_the_client() {
     run(async {
         let mesh = mesh(closed_port(), Protocol::Tcp).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.end().await, End::Reset);
         until(|| mesh.client.ended() == 1).await;
         assert_eq!(mesh.client.failures(), [("connect-failed", 1)].into());
@@ -232,13 +232,13 @@ fn a_reset_reaches_the_other_side_as_one() {
             client.stream.set_zero_linger().unwrap();
         });
         let mesh1 = mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh1.door).await;
+        let mut client = Client::connect(mesh1.listener).await;
         client.send("x").await;
         assert_eq!(client.end().await, End::Reset);
         until(|| mesh1.client.ended() == 1).await;
         assert_eq!(mesh1.server.failures(), [("upstream-reset", 1)].into());
 
-        let (tell, told) = tokio::sync::watch::channel(None);
+        let (tell, reported) = tokio::sync::watch::channel(None);
         let (begin, begun) = tokio::sync::watch::channel(false);
         let app = Application::start(move |mut client| {
             let (tell, begin) = (tell.clone(), begin.clone());
@@ -250,13 +250,13 @@ fn a_reset_reaches_the_other_side_as_one() {
             }
         });
         let mesh2 = mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh2.door).await;
+        let mut client = Client::connect(mesh2.listener).await;
         client.send("x").await;
         until(|| *begun.borrow()).await;
         client.stream.set_zero_linger().unwrap();
         drop(client);
-        until(|| told.borrow().is_some()).await;
-        assert_eq!(*told.borrow(), Some(End::Reset));
+        until(|| reported.borrow().is_some()).await;
+        assert_eq!(*reported.borrow(), Some(End::Reset));
         until(|| mesh2.server.ended() == 1).await;
         assert_eq!(mesh2.client.failures(), [("downstream-closed", 1)].into());
         assert_eq!(mesh2.server.failures(), [("downstream-closed", 1)].into());
@@ -314,7 +314,7 @@ fn connections_to_foreign_servers_need_http() {
         })
         .await;
         mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.end().await, End::Reset);
         until(|| mesh.client.ended() == 1).await;
         assert_eq!(mesh.client.failures(), [("unsupported", 1)].into());

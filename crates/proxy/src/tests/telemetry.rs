@@ -10,7 +10,7 @@ use super::fixture::{
 };
 use crate::access_log;
 use crate::seen::LINES_MAX;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 
 fn line(sidecar: &mut Sidecar) -> Value {
     let seen = sidecar.log.try_recv().expect("a line");
@@ -28,7 +28,7 @@ fn each_request_is_counted_once_on_both_sides() {
             false => OK.to_owned(),
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             client.ask("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
         }
@@ -55,14 +55,14 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let by_address =
-            mesh.client.listen(Entrance::Service { service: service(), port: PORT }).await;
+            mesh.client.listen(ListenerKind::Service { service: service(), port: PORT }).await;
         let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         let requests = [
             (&*huge, "head-too-large"),
             ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "bad-request"),
             ("GET https://x/ HTTP/1.1\r\nhost: x\r\n\r\n", "unsupported"),
         ];
-        for address in [mesh.door, by_address] {
+        for address in [mesh.listener, by_address] {
             for (request, reason) in requests {
                 let answer = Client::connect(address).await.ask(request).await;
                 assert_eq!(answer.reason(), Some(reason));
@@ -70,7 +70,7 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
         }
         let known = view(mesh.setup.protocol, &[mesh.endpoint()]);
         mesh.client_knows(vec![ServiceView { reach: Reach::Denied, ..known }]);
-        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(answer.reason(), Some("denied-outbound"));
         until(|| mesh.client.ended() == 7).await;
         let all = mesh.client.series();
@@ -86,7 +86,7 @@ fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
         let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         for (request, reason) in [
             (&*huge, "head-too-large"),
@@ -108,7 +108,7 @@ fn a_request_that_was_tried_twice_is_one_request() {
         let mesh = Mesh::permissive(closed_port()).await;
         let dead = |name| endpoint(name, closed_port(), "ratings");
         mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
-        Client::connect(mesh.door).await.ask(GET).await;
+        Client::connect(mesh.listener).await.ask(GET).await;
         assert_eq!(mesh.client.ended(), 1);
         assert_eq!(mesh.client.failures(), [("connect-failed", 1)].into());
         assert_eq!(mesh.client.telemetry.count(Count::Retries), 1);
@@ -120,8 +120,8 @@ fn connections_are_counted_while_they_are_open() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut first = Client::connect(mesh.door).await;
-        let mut second = Client::connect(mesh.door).await;
+        let mut first = Client::connect(mesh.listener).await;
+        let mut second = Client::connect(mesh.listener).await;
         first.ask(GET).await;
         second.ask(GET).await;
         let gauge = |sidecar: &Sidecar, gauge| sidecar.telemetry.gauge(gauge);
@@ -158,7 +158,7 @@ fn a_line_of_the_log_tells_what_happened_and_no_query() {
     run(async {
         let app = Application::canned(OK).await;
         let mut mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client
             .ask(
                 "POST /ratings/1?token=secret HTTP/1.1\r\nhost: x\r\nuser-agent: curl\r\n\
@@ -198,7 +198,7 @@ fn a_line_of_the_log_names_the_reason_of_a_refusal() {
         let app = Application::canned(OK).await;
         let strict = leno_model::Access::Strict(Vec::new());
         let mut mesh = Mesh::with_access(app.address, strict).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.ask(GET).await;
         let line = line(&mut mesh.server);
         assert_eq!(line["response_code"], 403);
@@ -213,7 +213,7 @@ fn a_log_that_nobody_reads_costs_lines_and_no_requests() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..LINES_MAX + 76 {
             assert_eq!(client.ask(GET).await.status, 200);
         }

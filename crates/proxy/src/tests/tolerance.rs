@@ -32,7 +32,7 @@ fn responses_of_the_own_application_are_cleaned() {
             let app = Application::answering(move |_| response.to_owned()).await;
             let mesh = Mesh::permissive(app.address).await;
             let plain = endpoint("ratings-2", app.address, "ratings");
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for is_plain in [false, false, true, true] {
                 if is_plain {
                     // Without a sidecar of the server, the client's normalizes them.
@@ -61,7 +61,7 @@ fn responses_that_two_readers_understand_differently_are_rejected() {
         ] {
             let app = Application::answering(move |_| response.to_owned()).await;
             let mesh = Mesh::permissive(app.address).await;
-            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.ask(GET).await;
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
         }
     });
@@ -90,7 +90,7 @@ fn a_safe_request_with_a_body_is_sent_again_when_a_kept_connection_was_closing()
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for method in ["GET", "PUT", "DELETE"] {
             let request = format!("{method} / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc");
             let answer = client.ask(&request).await;

@@ -54,7 +54,7 @@ fn a_trace_goes_from_the_client_through_both_sidecars_to_the_application() {
     run(async {
         let app = Application::canned(OK).await;
         let mut mesh = Mesh::new(app.address, traced("0%")).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let context = format!("00-{TRACE}-{PARENT}-01");
         let request = format!(
             "GET /ratings/1?token=x HTTP/1.1\r\nhost: x\r\nTraceparent: {context}\r\n\
@@ -78,7 +78,7 @@ fn a_trace_goes_from_the_client_through_both_sidecars_to_the_application() {
 }
 
 #[test]
-fn the_entrance_decides_and_the_rest_follows() {
+fn the_listener_kind_decides_and_the_rest_follows() {
     run(async {
         for (sampling, flags) in [("100%", "01"), ("0%", "00")] {
             let app = Application::canned(OK).await;
@@ -86,7 +86,7 @@ fn the_entrance_decides_and_the_rest_follows() {
             // The sampling of the server's sidecar does not apply.
             let other = if flags == "01" { "0%" } else { "100%" };
             mesh.server.worker.world.sights.say(&traced(other).sight);
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             for _ in 0..3 {
                 client.ask("GET / HTTP/1.1\r\nhost: x\r\ntracestate: a=b\r\n\r\n").await;
             }
@@ -108,7 +108,7 @@ fn b3_goes_on_as_b3() {
     run(async {
         let app = Application::canned(OK).await;
         let mut mesh = Mesh::new(app.address, traced("0%")).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let narrow = &TRACE[16..];
         let request = format!(
             "GET / HTTP/1.1\r\nhost: x\r\nX-B3-TraceId: {narrow}\r\nX-B3-SpanId: {PARENT}\r\n\
@@ -132,7 +132,7 @@ fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
     run(async {
         let mut mesh = Mesh::new(closed_port(), traced("0%")).await;
         mesh.route_to(&[endpoint("ratings-9", closed_port(), "ratings")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         let context = format!("00-{TRACE}-{PARENT}-00");
         let request = format!("GET / HTTP/1.1\r\nhost: x\r\ntraceparent: {context}\r\n\r\n");
         assert_eq!(client.ask(&request).await.verdict(), (503, Some("connect-failed")));
@@ -154,7 +154,7 @@ fn where_nothing_is_traced_contexts_pass_as_they_are() {
     run(async {
         let app = Application::canned(OK).await;
         let mut mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client
             .ask(
                 "GET / HTTP/1.1\r\nhost: x\r\ntraceparent: odd\r\nb3: 1\r\ntracestate: a=b\r\n\r\n",
@@ -173,7 +173,7 @@ fn spans_that_nobody_takes_are_dropped_and_cost_no_request() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::new(app.address, traced("100%")).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..SPANS_MAX + 5 {
             assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
         }
@@ -197,7 +197,7 @@ fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
         let sight = Sight { tracing: Some(tracing("0%")), access_log: Some(log), metrics: None };
         let setup = Setup { sight, protocol: Protocol::Http, ..Setup::default() };
         let mut mesh = Mesh::new(app.await.address, setup).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for path in ["/good", "/bad?secret"] {
             let context = format!("00-{TRACE}-{PARENT}-00");
             let request =

@@ -55,7 +55,7 @@ fn a_request_over_http1_is_rejected_for_its_trailers_as_for_its_head() {
             let in_trailers = format!("{start}\r\n3\r\nabc\r\n0\r\n{lines}\r\n");
             for request in [Some(in_head).filter(|_| is_of_heads), Some(in_trailers)] {
                 let Some(request) = request else { continue };
-                let mut client = Client::connect(mesh.door).await;
+                let mut client = Client::connect(mesh.listener).await;
                 client.send(request).await;
                 let shown = lines.get(..lines.len().min(40));
                 assert_eq!(client.answer().await.verdict(), (*status, Some(*reason)), "{shown:?}");
@@ -82,7 +82,7 @@ fn a_response_over_http1_is_cut_off_for_its_trailers() {
         let app = app.await;
         let mesh = Mesh::permissive(app.address).await;
         for (number, lines) in all.iter().enumerate() {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(format!("POST /{number} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
             let (heard, end) = client.last().await;
             let heard = String::from_utf8_lossy(&heard);
@@ -140,7 +140,7 @@ fn a_request_over_http2_is_rejected_for_its_trailers() {
         for (name, section, rejected) in sections() {
             let app = Application::canned(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(OPENING).await;
             client.send(frames::frame(HEADERS, END_HEADERS, 1, &frames::asking("POST", "/"))).await;
             client.send(frames::frame(DATA, 0, 1, b"abc")).await;
@@ -173,7 +173,7 @@ fn a_control_byte_in_trailers_over_http2_goes_no_further() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(OPENING).await;
         client.send(frames::frame(HEADERS, END_HEADERS, 1, &frames::asking("POST", "/"))).await;
         client.send(frames::frame(DATA, 0, 1, b"abc")).await;
@@ -208,7 +208,7 @@ fn a_response_over_http2_is_cut_off_for_its_trailers() {
             })
             .await;
             let mesh = http2::mesh(app.address, Protocol::Http2).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send("POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             let mut answer = client.head().await;
             let is_whole = match &mut answer {

@@ -20,7 +20,7 @@ use super::fixture::{
 use super::http2::{application_by, mesh, send, whole};
 use crate::config::Limits;
 use crate::http2::connect::accept;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::tls::ALPN_HTTP1;
 
 /// The bytes that a client sends after the application has half-closed: more than every window on the path.
@@ -114,8 +114,8 @@ async fn half_closed(at: SocketAddr, request: &str) -> Client<tokio::net::TcpStr
 }
 
 /// The same over HTTP/2.
-async fn half_closed2(door: SocketAddr) -> SendStream<Bytes> {
-    let (response, stream) = open(door).await;
+async fn half_closed2(listener: SocketAddr) -> SendStream<Bytes> {
+    let (response, stream) = open(listener).await;
     assert_eq!(response.status(), 200);
     assert_eq!(whole(response.into_body()).await.0, b"hello");
     stream
@@ -133,11 +133,11 @@ fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
         let app = EndsFirst::over_http1().await;
         let mesh = Mesh::permissive(app.application.address).await;
         mesh.accept_plaintext(Access::Permissive);
-        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
         let absolute = |authority: &str| UPGRADE.replace("/chat", &format!("http://{authority}/"));
         let outside = absolute(&app.application.address.to_string());
         for (at, request) in [
-            (mesh.door, UPGRADE),
+            (mesh.listener, UPGRADE),
             (proxy, &*absolute("ratings.bookinfo:9080")),
             (proxy, &*outside),
             // Without mutual TLS.
@@ -156,7 +156,7 @@ fn streams_of_http2_may_send_after_the_end_of_the_applications_direction() {
     run(async {
         let app = EndsFirst::over_http1().await;
         let (front, back) = mixed(app.application.address).await;
-        let mut stream = half_closed2(front.door).await;
+        let mut stream = half_closed2(front.listener).await;
         send(&mut stream, late().into(), true).await;
         app.has_all().await;
         until(|| front.client.ended() == 1 && back.server.ended() == 1).await;
@@ -169,10 +169,10 @@ fn an_application_of_http2_may_end_its_direction_first() {
     run(async {
         let app = EndsFirst::over_http2().await;
         let mesh = mesh(app.application.address, Protocol::Http2).await;
-        let mut stream = half_closed2(mesh.door).await;
+        let mut stream = half_closed2(mesh.listener).await;
         send(&mut stream, late().into(), true).await;
         app.has_all().await;
-        sends_late(half_closed(mesh.door, UPGRADE).await).await;
+        sends_late(half_closed(mesh.listener, UPGRADE).await).await;
         app.has_all().await;
         until(|| mesh.client.ended() == 2 && mesh.server.ended() == 2).await;
         assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
@@ -201,7 +201,7 @@ fn a_peer_without_links_may_end_its_direction_first() {
         let application = foreign.await;
         mesh.route_to(&[endpoint("foreign-1", application.address, "ratings")]);
         let app = EndsFirst { application, received };
-        sends_late(half_closed(mesh.door, UPGRADE).await).await;
+        sends_late(half_closed(mesh.listener, UPGRADE).await).await;
         app.has_all().await;
     });
 }
@@ -219,7 +219,7 @@ fn a_tunnel_with_one_open_direction_ends_when_that_is_silent_for_long() {
             let protocol = if over_http2 { Protocol::Http2 } else { Protocol::Http };
             let setup = Setup { limits, protocol, ..Setup::default() };
             let mesh = Mesh::new(app.application.address, setup).await;
-            let mut client = half_closed(mesh.door, UPGRADE).await;
+            let mut client = half_closed(mesh.listener, UPGRADE).await;
             // The client leaves its direction open.
             until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
             until(|| !app.received.borrow().is_empty() || over_http2).await;
@@ -244,7 +244,7 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
             }
         });
         let mesh1 = Mesh::permissive(app1.await.address).await;
-        let _silent = half_closed(mesh1.door, UPGRADE).await;
+        let _silent = half_closed(mesh1.listener, UPGRADE).await;
         leave.notify_one();
         until(|| mesh1.client.ended() == 1 && mesh1.server.ended() == 1).await;
 
@@ -261,7 +261,7 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
             }
         });
         let mesh2 = mesh(app2.await.address, Protocol::Http2).await;
-        let _silent = half_closed(mesh2.door, UPGRADE).await;
+        let _silent = half_closed(mesh2.listener, UPGRADE).await;
         leave.notify_one();
         until(|| mesh2.client.ended() == 1 && mesh2.server.ended() == 1).await;
     });

@@ -35,7 +35,7 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
     run(async {
         let app = echo().await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         // Bytes sent before the upgrade is accepted wait for it.
         client.send([UPGRADE, "early"].concat()).await;
         let head = client.head().await.unwrap();
@@ -67,7 +67,7 @@ fn an_upgrade_that_is_refused_leaves_the_connection_as_it_was() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.ask(UPGRADE).await.text(), "ok");
             assert_eq!(client.ask(GET).await.text(), "ok");
@@ -82,7 +82,7 @@ fn a_request_that_says_it_has_no_body_may_ask_too() {
     run(async {
         let app = echo().await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(UPGRADE.replace("sec-", "Content-Length: 0\r\nsec-")).await;
         assert_eq!(client.head().await.unwrap().status, 101);
         assert_eq!(client.bytes(5).await, b"hello");
@@ -104,7 +104,7 @@ fn an_upstream_that_does_not_say_whether_it_agrees_has_as_long_as_its_route_allo
         port.rules = vec![leno_model::RouteRule { request_timeout: limit, ..rule }];
         port.routed = true;
         mesh.client_knows(vec![view]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.ask(UPGRADE).await.verdict(), (504, Some("request-timeout")));
     });
 }
@@ -128,7 +128,7 @@ fn a_peer_without_links_upgrades_too() {
         })
         .await;
         mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send([UPGRADE, "ping"].concat()).await;
         assert_eq!(client.head().await.unwrap().status, 101);
         assert_eq!(client.bytes(4).await, b"ping");
@@ -149,7 +149,7 @@ fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
                     content-length: 2\r\n\r\nhi";
         let http2 = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
         for request in [GET, body, http2] {
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             let verdict = client.ask(request).await;
             assert_eq!(verdict.verdict(), (502, Some("upstream-malformed")), "{request}");
         }
@@ -190,7 +190,7 @@ fn a_protocol_that_is_not_listed_is_not_asked_for() {
         ] {
             let upgrades = upgrades.parse().unwrap();
             let mesh = Mesh::new(app.address, Setup { upgrades, ..Setup::default() }).await;
-            let mut client = Client::connect(mesh.door).await;
+            let mut client = Client::connect(mesh.listener).await;
             client.send(UPGRADE.replace(": websocket", &format!(": {protocol}"))).await;
             assert_eq!(client.head().await.unwrap().status, status, "{protocol}");
             if status == 200 {
@@ -207,7 +207,7 @@ fn what_is_being_said_outlives_the_beginning_of_a_drain() {
     run(async {
         let app = echo().await;
         let mesh = Mesh::new(app.address, Setup::default()).await;
-        let mut client = Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.listener).await;
         client.send(UPGRADE).await;
         assert_eq!(client.head().await.unwrap().status, 101);
         mesh.client.phase.send_replace(Phase::Draining);

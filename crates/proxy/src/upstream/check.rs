@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::watch::Watch;
 use super::{Lease, Upstream, Wait};
-use crate::decider::{NoAnswer, answer};
+use crate::check_service::{NoAnswer, answer};
 use crate::http::body::Piece;
 use crate::http::grpc::health;
 use crate::http::mirror::{discard, plain, send_whole};
@@ -88,11 +88,11 @@ impl Checks {
         if worker.is_draining() {
             return None;
         }
-        let scene = worker.world.scene()?;
-        worker.sweep(&scene);
-        let port = scene.plans.watched_by(&self.removal)?;
+        let config = worker.world.config()?;
+        worker.sweep(&config);
+        let port = config.plans.watched_by(&self.removal)?;
         let now = worker.world.age();
-        watch.attend(&worker, (&port.endpoints, scene.version), now);
+        watch.attend(&worker, (&port.endpoints, config.version), now);
         if port.protocol != Protocol::Tcp {
             return Some(port.endpoints.clone());
         }

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::ward::Ward;
+use super::cluster::UpstreamCluster;
 use super::{Http1Upstream, Lease, Speaks, Upstream};
 use crate::config::Config;
 use crate::connections::Counted;
@@ -41,8 +41,11 @@ pub(crate) enum Wait {
 
 impl Wait {
     /// Returns the wait under the policies of a port, which may limit it.
-    pub(crate) fn under(ward: Option<&Ward>, otherwise: impl FnOnce() -> Self) -> Self {
-        ward.and_then(Ward::connect_timeout).map_or_else(otherwise, Self::Limited)
+    pub(crate) fn under(
+        cluster: Option<&UpstreamCluster>,
+        otherwise: impl FnOnce() -> Self,
+    ) -> Self {
+        cluster.and_then(UpstreamCluster::connect_timeout).map_or_else(otherwise, Self::Limited)
     }
 }
 
@@ -85,9 +88,9 @@ pub(crate) async fn endpoint(
 ) -> Result<Lease, Reason> {
     upstream.allow(wait);
     let mut leased = pin!(patiently(upstream, worker));
-    let patience = upstream.connect_timeout_for(worker, wait);
+    let max_wait = upstream.connect_timeout_for(worker, wait);
     if wait != Wait::Whole {
-        if let Ok(leased) = tokio::time::timeout(patience, &mut leased).await {
+        if let Ok(leased) = tokio::time::timeout(max_wait, &mut leased).await {
             return leased;
         }
         // Without an attempt, or with a full connection, the endpoint is busy, not unresponsive.
@@ -96,9 +99,9 @@ pub(crate) async fn endpoint(
             return Err(Reason::ConnectTimeout);
         }
     }
-    let patience = patience.saturating_mul(2);
+    let max_wait = max_wait.saturating_mul(2);
     // Connecting has a limit of its own: after this wait the endpoint is busy.
-    tokio::time::timeout(patience, leased).await.unwrap_or(Err(Reason::UpstreamRefused))
+    tokio::time::timeout(max_wait, leased).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
 async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
@@ -148,8 +151,8 @@ pub(crate) async fn foreign_http1(
     }
     worker.shard.add(Count::LeaseOpened, 1);
     let shaken = handshake(upstream, worker, Offer::Http1);
-    let patience = upstream.connect_timeout_for(worker, wait);
-    let shaken = tokio::time::timeout(patience, shaken).await;
+    let max_wait = upstream.connect_timeout_for(worker, wait);
+    let shaken = tokio::time::timeout(max_wait, shaken).await;
     let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
     Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
 }
@@ -175,8 +178,8 @@ pub(crate) async fn alone(
     }
     worker.shard.add(Count::LeaseOpened, 1);
     let shaken = handshake(upstream, worker, Offer::Alone);
-    let patience = upstream.connect_timeout_for(worker, wait);
-    let shaken = tokio::time::timeout(patience, shaken).await;
+    let max_wait = upstream.connect_timeout_for(worker, wait);
+    let shaken = tokio::time::timeout(max_wait, shaken).await;
     let shaken = shaken.unwrap_or(Err(Reason::ConnectTimeout));
     note(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
     let (tls, expires) = shaken?;
@@ -193,8 +196,8 @@ pub(crate) async fn alone(
 fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) -> Http1Upstream {
     let io = Io::new(Stream::Client(Box::new(tls)));
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
-    let patience = worker.config.limits.body_stall_timeout;
-    Http1Upstream::new(io, patience, counted).until(expires)
+    let max_wait = worker.config.limits.body_stall_timeout;
+    Http1Upstream::new(io, max_wait, counted).until(expires)
 }
 
 /// Checks out a connection to an endpoint without a sidecar, for this protocol.
@@ -204,13 +207,13 @@ pub(crate) async fn plainly(
     (spoken, wait): (Speaks, Wait),
 ) -> Result<Lease, Reason> {
     let address = upstream.endpoint.address;
-    let patience = upstream.connect_timeout_for(worker, wait);
+    let max_wait = upstream.connect_timeout_for(worker, wait);
     let leased = match spoken {
-        Speaks::Http2 => upstream.http2.lease(address, worker, patience).await.map(Lease::Http2),
+        Speaks::Http2 => upstream.http2.lease(address, worker, max_wait).await.map(Lease::Http2),
         Speaks::Http1 => {
             worker.shard.add(Count::LeaseOpened, 1);
             upstream.is_foreign.set(true);
-            let connected = application(address, worker, patience).await;
+            let connected = application(address, worker, max_wait).await;
             connected.map(|mut connection| {
                 // No other proxy normalizes its responses.
                 connection.reader.is_tolerant = true;
@@ -229,8 +232,8 @@ pub(crate) async fn plain_bytes(
     wait: Wait,
 ) -> Result<Http1Upstream, Reason> {
     worker.shard.add(Count::LeaseOpened, 1);
-    let patience = upstream.connect_timeout_for(worker, wait);
-    let connected = application(upstream.endpoint.address, worker, patience).await;
+    let max_wait = upstream.connect_timeout_for(worker, wait);
+    let connected = application(upstream.endpoint.address, worker, max_wait).await;
     note(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
     connected
 }
@@ -238,9 +241,9 @@ pub(crate) async fn plain_bytes(
 /// Returns the protocol that the service of an endpoint without a sidecar declares.
 pub(crate) fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
     let EndpointId { service, port, .. } = &upstream.endpoint.id;
-    let Some(scene) = worker.world.scene() else { return Speaks::Http1 };
-    let plan = scene.plans.service(service).and_then(|plan| plan.ports.get(port));
-    let gateway = scene.plans.gateway.as_ref();
+    let Some(config) = worker.world.config() else { return Speaks::Http1 };
+    let plan = config.plans.service(service).and_then(|plan| plan.ports.get(port));
+    let gateway = config.plans.gateway.as_ref();
     match plan.map_or(Protocol::Detect, |port| port.protocol) {
         // A gateway route for gRPC to a port without a declared protocol implies HTTP/2.
         Protocol::Detect if gateway.is_some_and(|it| it.takes_calls(service, *port)) => {
@@ -295,7 +298,7 @@ pub(super) fn probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     *upstream.attempt.borrow_mut() = Some(Rc::default());
     let (upstream, worker) = (upstream.clone(), worker.clone());
     tokio::task::spawn_local(async move {
-        let connected = application(upstream.endpoint.address, &worker, upstream.patience(&worker));
+        let connected = application(upstream.endpoint.address, &worker, upstream.max_wait(&worker));
         let outcome = connected.await.map(drop);
         note(&upstream, &worker, outcome);
         upstream.attempt.borrow_mut().take();
@@ -309,15 +312,15 @@ async fn reach(
 ) -> Result<(), Reason> {
     let (tls, expires) =
         in_time(upstream, worker, handshake(upstream, worker, Offer::All)).await??;
-    let patience = upstream.patience(worker);
+    let max_wait = upstream.max_wait(worker);
     let spoken = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(Stream::Client(Box::new(tls)));
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let speaks_http1 = !matches!(spoken.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
     upstream.is_foreign.set(speaks_http1);
     if speaks_http1 {
-        let patience = worker.config.limits.body_stall_timeout;
-        let connection = Http1Upstream::new(io, patience, counted).until(expires);
+        let max_wait = worker.config.limits.body_stall_timeout;
+        let connection = Http1Upstream::new(io, max_wait, counted).until(expires);
         *attempt.foreign.borrow_mut() = Some(connection);
         return Ok(());
     }
@@ -354,7 +357,7 @@ async fn reach(
         }
     });
     // In TLS 1.3 the server verifies our certificate after we have verified its; its first frame confirms ours.
-    let greeted = match tokio::time::timeout(patience, link.ready()).await {
+    let greeted = match tokio::time::timeout(max_wait, link.ready()).await {
         Ok(greeted) => greeted.map_err(|_| Reason::UpstreamHandshakeFailed),
         Err(_) => Err(Reason::ConnectTimeout),
     };
@@ -385,7 +388,7 @@ async fn reach_http2(
         let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
         Ok((Io::new(Stream::Client(Box::new(tls))), counted))
     };
-    let greeted = tokio::time::timeout(upstream.patience(worker), greet_new(connect)).await;
+    let greeted = tokio::time::timeout(upstream.max_wait(worker), greet_new(connect)).await;
     let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
     let send = greeted.map_err(|_| Reason::UpstreamHandshakeFailed)?;
     upstream.http2.keep(send, Some(expires_at.get()));
@@ -418,11 +421,11 @@ async fn in_time<T>(
 ) -> Result<T, Reason> {
     let (mut step, began) = (pin!(step), tokio::time::Instant::now());
     loop {
-        let patience = upstream.patience(worker);
-        match tokio::time::timeout_at(began + patience, step.as_mut()).await {
+        let max_wait = upstream.max_wait(worker);
+        match tokio::time::timeout_at(began + max_wait, step.as_mut()).await {
             Ok(done) => return Ok(done),
             // A request with a longer limit has joined meanwhile.
-            Err(_) if upstream.patience(worker) > patience => {}
+            Err(_) if upstream.max_wait(worker) > max_wait => {}
             Err(_) => return Err(Reason::ConnectTimeout),
         }
     }
@@ -458,7 +461,7 @@ pub(crate) async fn session(
     let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
     let config = way.tls.client(&credential, (expected, offer))?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    let address = way.world.own_door(endpoint).unwrap_or(endpoint.address);
+    let address = way.world.own_listener(endpoint).unwrap_or(endpoint.address);
     let tcp = tcp(address, way.config).await?;
     let shaken = TlsConnector::from(config).connect(name, tcp).await;
     let count =
@@ -485,23 +488,23 @@ pub(super) const fn is_of_application(reason: Reason) -> bool {
     matches!(reason, Reason::ConnectFailed | Reason::PortTaken | Reason::ProtocolMismatch)
 }
 
-/// Opens a connection to the local application, or to an unmeshed one, within `patience`.
+/// Opens a connection to the local application, or to an unmeshed one, within `max_wait`.
 pub(crate) async fn application(
     address: SocketAddr,
     worker: &Worker,
-    patience: Duration,
+    max_wait: Duration,
 ) -> Result<Http1Upstream, Reason> {
     let place = worker.places.clone().try_acquire_owned();
     let place = place.map_err(|_| Reason::TooManyConnections)?;
     // A lack of file descriptors at a server's sidecar is not final either: the client's sidecar may know
     // another endpoint.
-    let tcp = tokio::time::timeout(patience, dial(address, &worker.config.interception))
+    let tcp = tokio::time::timeout(max_wait, dial(address, &worker.config.interception))
         .await
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(|_| Reason::ConnectFailed)?;
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
-    let patience = worker.config.limits.body_stall_timeout;
-    let connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted);
+    let max_wait = worker.config.limits.body_stall_timeout;
+    let connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), max_wait, counted);
     Ok(connection.at(place))
 }
 

@@ -12,9 +12,11 @@ use leno_model::{FixedAnswer, Reason};
 use leno_telemetry::{Count, Shard};
 use leno_traffic::circuit::{Circuit, Shown, Ticket, Trigger, Turn};
 use leno_traffic::removal::{Ending, Failed, failed};
-use leno_traffic::treatment::{Bounded, Entry, PortBreaker, PortTreatment, ServicePort, UnderWay};
+use leno_traffic::traffic_policy::{
+    Bounded, Entry, PortBreaker, PortTrafficPolicy, ServicePort, UnderWay,
+};
 
-use super::ward::Ward;
+use super::cluster::UpstreamCluster;
 use crate::conditions::OpenCircuit;
 use crate::hits;
 use crate::worker::Worker;
@@ -156,7 +158,7 @@ impl Gates {
     /// Returns the circuit breakers of a traffic policy, if it has any; `known` are those of other policy sets,
     /// which are shared.
     pub(crate) fn new<'a>(
-        treatment: &PortTreatment,
+        traffic_policy: &PortTrafficPolicy,
         worker: &Worker,
         known: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<Self> {
@@ -165,9 +167,9 @@ impl Gates {
             let shared = known.find(|gate| Arc::ptr_eq(&gate.breaker, breaker)).cloned();
             shared.unwrap_or_else(|| Rc::new(Gate::new(breaker, worker)))
         };
-        let called = treatment.called.as_ref().map(gate);
-        let own = treatment.breaker.as_ref().map(gate);
-        let connect_timeout = treatment.connect_timeout();
+        let called = traffic_policy.called.as_ref().map(gate);
+        let own = traffic_policy.breaker.as_ref().map(gate);
+        let connect_timeout = traffic_policy.connect_timeout();
         (called.is_some() || own.is_some()).then_some(Self { called, own, connect_timeout })
     }
 
@@ -270,13 +272,13 @@ pub(crate) struct Retrying(Cell<Option<Held>>);
 
 impl Retrying {
     /// Acquires the slot. Returns false at the limit.
-    pub(crate) fn claim(&self, ward: Option<&Ward>) -> bool {
+    pub(crate) fn claim(&self, cluster: Option<&UpstreamCluster>) -> bool {
         let held = self.0.take();
         if held.is_some() {
             self.0.set(held);
             return true;
         }
-        match ward.map(|ward| ward.hold(|under_way| &under_way.retries)) {
+        match cluster.map(|cluster| cluster.hold(|under_way| &under_way.retries)) {
             None => true,
             Some(Ok(held)) => {
                 self.0.set(held);

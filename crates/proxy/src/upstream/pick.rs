@@ -12,8 +12,8 @@ use leno_traffic::balance::hashing::Places;
 use leno_traffic::balance::{self, Candidates, Key, Keyed, Load};
 
 use super::Upstream;
+use super::cluster::UpstreamCluster;
 use super::priorities::Priorities;
-use super::ward::Ward;
 use crate::worker::Worker;
 
 /// The hash key of one request, and the hash table of the port's endpoints.
@@ -25,25 +25,25 @@ pub(crate) struct Hashed {
 /// Picks an endpoint by priority and outlier detection; not `avoid` if there is another.
 pub(crate) fn pick(
     worker: &Rc<Worker>,
-    (priorities, ward): (&Priorities, Option<&Ward>),
+    (priorities, cluster): (&Priorities, Option<&UpstreamCluster>),
     hashed: Option<&Hashed>,
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
-    let list = priorities.serving(worker, ward, avoid);
+    let list = priorities.serving(worker, cluster, avoid);
     if priorities.has_yielded(list) {
         worker.shard.add(Count::PreferencesYielded, 1);
     }
     let endpoints: &[Arc<Endpoint>] = list;
     let now = Instant::now();
-    let chooser = ward.and_then(|ward| Some((ward, ward.balancer()?)));
+    let chooser = cluster.and_then(|cluster| Some((cluster, cluster.balancer()?)));
     // Also with hash-based algorithms, for requests without a key.
     let times = chooser.is_none_or(|(_, balancer)| {
         !matches!(balancer.rule().algorithm, BalanceAlgorithm::LeastRequest { .. })
     });
-    let field = Field { worker, endpoints, ward, avoid, now, times: times.then_some(now) };
+    let field = Field { worker, endpoints, cluster, avoid, now, times: times.then_some(now) };
     let index = match chooser {
         None => balance::pick(&field, worker.draw()),
-        Some((ward, balancer)) => {
+        Some((cluster, balancer)) => {
             // The hash table applies only if all endpoints of the port are candidates.
             let keyed = hashed.map(|hashed| match &hashed.places {
                 Some((all, places)) if Arc::ptr_eq(all, list) => {
@@ -51,7 +51,7 @@ pub(crate) fn pick(
                 }
                 _ => (hashed.key, Keyed::Few(endpoints)),
             });
-            let age = |index: usize| ward.age(worker, &endpoints.get(index)?.id);
+            let age = |index: usize| cluster.age(worker, &endpoints.get(index)?.id);
             balancer.choose(&field, keyed, age, worker.draw())
         }
     };
@@ -64,11 +64,11 @@ pub(crate) fn pick(
 /// Returns the endpoint of a session, as long as it is healthy.
 pub(crate) fn kept(
     worker: &Rc<Worker>,
-    (endpoint, ward): (&Arc<Endpoint>, Option<&Ward>),
+    (endpoint, cluster): (&Arc<Endpoint>, Option<&UpstreamCluster>),
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
     let (upstream, now) = (worker.upstream(endpoint), Instant::now());
-    if !is_well(&upstream, ward, (avoid, now)) {
+    if !is_well(&upstream, cluster, (avoid, now)) {
         upstream.probe(worker, now);
         return None;
     }
@@ -79,18 +79,18 @@ pub(crate) fn kept(
 /// True if an endpoint is healthy, not in backoff, and not to be avoided.
 pub(super) fn is_well(
     upstream: &Upstream,
-    ward: Option<&Ward>,
+    cluster: Option<&UpstreamCluster>,
     (avoid, now): (Option<&EndpointId>, Instant),
 ) -> bool {
     avoid != Some(&upstream.endpoint.id)
         && upstream.is_usable(now)
-        && ward.is_none_or(|ward| ward.admits(upstream))
+        && cluster.is_none_or(|cluster| cluster.admits(upstream))
 }
 
 struct Field<'a> {
     worker: &'a Rc<Worker>,
     endpoints: &'a [Arc<Endpoint>],
-    ward: Option<&'a Ward>,
+    cluster: Option<&'a UpstreamCluster>,
     avoid: Option<&'a EndpointId>,
     now: Instant,
     /// The current time, if latency is considered.
@@ -115,7 +115,7 @@ impl Candidates for Field<'_> {
     fn usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
             let upstream = self.worker.upstream(endpoint);
-            let is_well = is_well(&upstream, self.ward, (self.avoid, self.now));
+            let is_well = is_well(&upstream, self.cluster, (self.avoid, self.now));
             if !is_well {
                 upstream.probe(self.worker, self.now);
             }
@@ -124,8 +124,8 @@ impl Candidates for Field<'_> {
     }
 
     fn eligible(&self, index: usize) -> bool {
-        let Some(ward) = self.ward else { return true };
+        let Some(cluster) = self.cluster else { return true };
         let endpoint = self.endpoints.get(index);
-        endpoint.is_some_and(|endpoint| ward.admits(&self.worker.upstream(endpoint)))
+        endpoint.is_some_and(|endpoint| cluster.admits(&self.worker.upstream(endpoint)))
     }
 }

@@ -56,9 +56,9 @@ struct Idle {
 }
 
 impl Http1Upstream {
-    /// `patience`: the time after which a peer that takes no pending data counts as stalled.
-    pub(crate) fn new(io: Io, patience: Duration, counted: Counted) -> Self {
-        let (reader, writer) = (Reader::new(io.clone()), Writer::new(io, patience));
+    /// `max_wait`: the time after which a peer that takes no pending data counts as stalled.
+    pub(crate) fn new(io: Io, max_wait: Duration, counted: Counted) -> Self {
+        let (reader, writer) = (Reader::new(io.clone()), Writer::new(io, max_wait));
         Self {
             reader,
             writer,

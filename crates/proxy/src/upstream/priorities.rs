@@ -8,8 +8,8 @@ use leno_model::{Endpoint, EndpointId};
 use leno_traffic::Endpoints;
 
 use super::Upstream;
+use super::cluster::UpstreamCluster;
 use super::pick::is_well;
-use super::ward::Ward;
 use crate::worker::Worker;
 
 /// Lists of endpoints in order of preference.
@@ -50,12 +50,12 @@ impl Priorities {
     pub(crate) fn serving(
         &self,
         worker: &Rc<Worker>,
-        ward: Option<&Ward>,
+        cluster: Option<&UpstreamCluster>,
         avoid: Option<&EndpointId>,
     ) -> &Endpoints {
         match &self.others {
             None => &self.first,
-            Some(others) => self.first_well(others, (worker, ward), avoid),
+            Some(others) => self.first_well(others, (worker, cluster), avoid),
         }
     }
 
@@ -69,19 +69,20 @@ impl Priorities {
     fn first_well<'a>(
         &'a self,
         others: &'a [Endpoints],
-        (worker, ward): (&Rc<Worker>, Option<&Ward>),
+        (worker, cluster): (&Rc<Worker>, Option<&UpstreamCluster>),
         avoid: Option<&EndpointId>,
     ) -> &'a Endpoints {
         let now = Instant::now();
         let well = |upstream: &Rc<Upstream>| {
-            let is_well = is_well(upstream, ward, (avoid, now));
+            let is_well = is_well(upstream, cluster, (avoid, now));
             if !is_well {
                 // While another list serves, no request would detect that it responds again.
                 upstream.probe(worker, now);
             }
-            is_well && !ward.is_some_and(|ward| ward.spares(upstream))
+            is_well && !cluster.is_some_and(|cluster| cluster.spares(upstream))
         };
-        let admitted = |upstream: &Rc<Upstream>| ward.is_none_or(|ward| ward.admits(upstream));
+        let admitted =
+            |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.admits(upstream));
         let another =
             |upstream: &Rc<Upstream>| avoid != Some(&upstream.endpoint.id) && admitted(upstream);
         let find = |fits: &dyn Fn(&Rc<Upstream>) -> bool| {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hickory_proto::op::{Message, MessageType, ResponseCode};
 use hickory_proto::rr::RecordType;
-use leno_model::Whereabouts;
+use leno_model::DnsRecord;
 use leno_proxy::ClusterDomain;
 use leno_proxy::untrusted::{dns_replies, is_dns_reply};
 
@@ -64,7 +64,7 @@ fn parsed(reply: &[u8], query: &Message) -> Message {
 }
 
 /// Returns `count` addresses of either version.
-fn addresses(count: u8) -> Whereabouts {
+fn addresses(count: u8) -> DnsRecord {
     let v4 = (0..count).map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
     let v6 =
         (0..count / 2).map(|last| IpAddr::from(Ipv6Addr::from(u128::from(last) + (0xfd << 120))));

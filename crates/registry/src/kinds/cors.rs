@@ -58,7 +58,7 @@ fn words(
 ) -> Option<AnyOf> {
     let Some(field) = fields.find(key) else { return Some(AnyOf::default()) };
     let elements = field.list(WORDS_MAX)?;
-    let is_any = |element: &Field<'_>| element.spelling().as_deref() == Some("*");
+    let is_any = |element: &Field<'_>| element.literal().as_deref() == Some("*");
     if elements.iter().any(is_any) {
         if elements.len() > 1 {
             field.refuse("has other values in addition to `*`", "use only `*`, or list all values");

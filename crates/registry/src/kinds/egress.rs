@@ -1,7 +1,7 @@
 //! Reader of the `Egress` kind of OSM, osm-edge and FSM.
 
 use leno_model::{
-    EgressPolicy, EgressPort, HostPattern, IpRange, PolicyName, ServiceAccount, ToldBy,
+    EgressPolicy, EgressPort, HostPattern, IpRange, MatchedBy, PolicyName, ServiceAccount,
 };
 
 use super::ingress::{LIST_MAX, not_empty, read_groups};
@@ -30,8 +30,9 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
 
 /// Rejects fields that have no effect in combination with the others.
 fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
-    let told_by = |told_by: ToldBy| policy.ports.iter().any(|port| port.told_by == told_by);
-    let is_named = told_by(ToldBy::Http) || told_by(ToldBy::ServerName);
+    let matched_by =
+        |matched_by: MatchedBy| policy.ports.iter().any(|port| port.matched_by == matched_by);
+    let is_named = matched_by(MatchedBy::Http) || matched_by(MatchedBy::ServerName);
     if let Some(field) = fields.find("hosts").filter(|_| !is_named) {
         field.refuse(
             "has no effect: connections of the protocol tcp have no host name",
@@ -41,14 +42,14 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
     if is_named && !policy.hosts.is_empty() && policy.ranges.is_empty() {
         let elements = fields.find("ports").and_then(|field| field.list(LIST_MAX));
         let ports = elements.unwrap_or_default().into_iter().zip(&policy.ports);
-        for (element, _) in ports.filter(|(_, port)| port.told_by == ToldBy::Address) {
+        for (element, _) in ports.filter(|(_, port)| port.matched_by == MatchedBy::Address) {
             element.refuse(
                 "is open to every address: `hosts` do not restrict ports of the protocol tcp",
                 "split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is intended",
             );
         }
     }
-    if let Some(field) = fields.find("matches").filter(|_| !told_by(ToldBy::Http)) {
+    if let Some(field) = fields.find("matches").filter(|_| !matched_by(MatchedBy::Http)) {
         field.refuse(
             "has no effect: requests are parsed only on ports of the protocol http",
             "remove it, or use `protocol: http`",
@@ -120,8 +121,8 @@ fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {
 fn read_port(element: &Field<'_>) -> Option<EgressPort> {
     let fields = element.fields(&["number", "protocol"])?;
     let port = fields.require("number").and_then(Field::port);
-    let told_by = fields.require("protocol").and_then(|field| field.word(PROTOCOLS));
-    Some(EgressPort { port: port?, told_by: told_by? })
+    let matched_by = fields.require("protocol").and_then(|field| field.word(PROTOCOLS));
+    Some(EgressPort { port: port?, matched_by: matched_by? })
 }
 
 fn read_host(element: &Field<'_>) -> Option<HostPattern> {
@@ -141,9 +142,9 @@ fn read_range(element: &Field<'_>) -> Option<IpRange> {
 }
 
 /// Connections matched by address are not inspected, so either side may speak first.
-const PROTOCOLS: &[(&str, ToldBy)] = &[
-    ("http", ToldBy::Http),
-    ("https", ToldBy::ServerName),
-    ("tcp", ToldBy::Address),
-    ("tcp-server-first", ToldBy::Address),
+const PROTOCOLS: &[(&str, MatchedBy)] = &[
+    ("http", MatchedBy::Http),
+    ("https", MatchedBy::ServerName),
+    ("tcp", MatchedBy::Address),
+    ("tcp-server-first", MatchedBy::Address),
 ];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leno_model::{Authorization, LongerBody, Name, PolicyScope, ShownBody, Unanswered};
 
 use super::access_policy::elements;
-use super::decider;
+use super::check_service;
 use super::http_route::{header_name, read_match};
 use super::service_policy::targets;
 use crate::document::Value;
@@ -24,7 +24,8 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
         "body",
     ])?;
     let scope = targets(&fields, namespace);
-    let decider = decider::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Deny));
+    let check_service =
+        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Deny));
     let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
     let headers = headers(&fields);
     let context = context(&fields);
@@ -32,8 +33,11 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
         Some(field) => body(field).map(Some),
         None => Some(None),
     };
-    let (decider, requests, headers) = (decider?, requests?, headers?);
-    Some((scope?, Authorization { decider, requests, headers, context: context?, body: body? }))
+    let (check_service, requests, headers) = (check_service?, requests?, headers?);
+    Some((
+        scope?,
+        Authorization { check_service, requests, headers, context: context?, body: body? },
+    ))
 }
 
 /// Reads the headers to send; an empty list sends none.

@@ -10,7 +10,7 @@ use super::access_policy::elements;
 use super::http_route::{header_name, read_match};
 use super::request_test::only_one;
 use super::service_policy::number_or;
-use super::{answer, decider};
+use super::{answer, check_service};
 use crate::field::Field;
 
 pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
@@ -24,7 +24,8 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
         "answer",
         "tellClients",
     ])?;
-    let decider = decider::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Allow));
+    let check_service =
+        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Allow));
     let domain = fields.require("domain").and_then(name);
     let descriptors = fields.require("descriptors").and_then(|field| {
         let elements = field.list(DESCRIPTORS_MAX)?;
@@ -42,8 +43,8 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
         Some(field) => field.boolean()?,
         None => false,
     };
-    let (decider, domain, descriptors) = (decider?, domain?, descriptors?);
-    Some(GlobalLimit { decider, domain, descriptors, answer, tells })
+    let (check_service, domain, descriptors) = (check_service?, domain?, descriptors?);
+    Some(GlobalLimit { check_service, domain, descriptors, answer, tells })
 }
 
 fn descriptor(element: &Field<'_>) -> Option<Descriptor> {

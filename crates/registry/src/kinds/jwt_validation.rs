@@ -67,7 +67,7 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         "forwardToken",
     ])?;
     let issuer = fields.require("issuer").and_then(text);
-    let audiences = elements(&fields, "audiences", "or leave it out for any", text);
+    let aud = elements(&fields, "audiences", "or leave it out for any", text);
     let keys = fields.require("jwks").and_then(issuer_keys::read);
     let places = match fields.find("from") {
         None => {
@@ -101,7 +101,7 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     };
     Some(JwtIssuer {
         issuer: issuer?,
-        audiences: audiences?,
+        aud: aud?,
         keys: keys?,
         places: places?,
         leeway: leeway?,

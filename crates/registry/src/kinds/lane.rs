@@ -67,7 +67,7 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>
     let mut headers = BTreeMap::new();
     for (name, value) in field.entries()? {
         let name = header_name(&value, name)?;
-        let text = value.spelling()?;
+        let text = value.literal()?;
         let visible = |byte: u8| byte == b'\t' || (0x20..0x7f).contains(&byte);
         if !text.bytes().all(visible) || text.trim() != text {
             value

@@ -134,7 +134,7 @@ fn template(field: &Field<'_>) -> Option<LogTemplate> {
 fn sampling(fields: &Fields<'_>, default: Sampling) -> Option<Sampling> {
     const REMEDY: &str = "use one from `0%` to `100%` with at most four decimals, such as `1%`";
     let Some(field) = fields.find("sampling") else { return Some(default) };
-    let text = field.spelling()?;
+    let text = field.literal()?;
     let sampling = Sampling::parse(&text);
     if sampling.is_none() {
         let (problem, percentage) =

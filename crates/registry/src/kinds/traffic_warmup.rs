@@ -54,7 +54,7 @@ fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
 /// Accepts only the default: shares grow linearly here.
 fn check_aggression(fields: &Fields<'_>) {
     let Some(field) = fields.find("aggression") else { return };
-    let is_even = field.spelling().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
+    let is_even = field.literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
     if !is_even {
         field.refuse(
             format!("{} is not linear growth, and no other is supported", field.shown()),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue, FieldMatch, FixedAnswer,
-    GlobalLimit, PathMatch, RequestMatch, Server, Unanswered, ValueMatch,
+    CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue, FieldMatch,
+    FixedAnswer, GlobalLimit, PathMatch, RequestMatch, Server, Unanswered, ValueMatch,
 };
 
 use super::http_route::header_name;
@@ -30,17 +30,17 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
         "responseStatusCode",
     ])?;
     let at = fields.require("rateLimitService").and_then(server);
-    let (least, most) = (Decider::TIMEOUT_MIN, Decider::TIMEOUT_MAX);
+    let (least, most) = (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX);
     let timeout = time_or(&fields, "timeout", (least, most), TIMEOUT_DEFAULT);
     let opens = flag_or(&fields, "failOpen", true)?;
     let unanswered = if opens { Unanswered::Allow } else { Unanswered::Deny };
-    let decider = Decider { at: at?, timeout: timeout?, unanswered };
+    let check_service = CheckService { at: at?, timeout: timeout?, unanswered };
     let status = match fields.find("responseStatusCode") {
         Some(field) => Some(u16::try_from(field.number(400, 599)?).ok()?),
         None => None,
     };
     Some(GlobalLimit {
-        decider,
+        check_service,
         domain: fields.require("domain").and_then(Field::text)?.to_owned(),
         descriptors: descriptors(&fields, &RequestMatch::default())?,
         answer: FixedAnswer { status, ..FixedAnswer::default() },
@@ -133,13 +133,13 @@ fn header_match(element: &Field<'_>) -> Option<FieldMatch> {
     Some(FieldMatch { name, value })
 }
 
-fn server(field: &Field<'_>) -> Option<DeciderAddress> {
+fn server(field: &Field<'_>) -> Option<CheckServiceAddress> {
     let fields = field.fields(&["host", "port"])?;
     let host = fields.require("host");
     let port = fields.require("port").and_then(Field::port);
     let (host, port) = (host?, port?);
     match Server::parse(&format!("http://{}:{port}", host.text()?)) {
-        Ok(server) => Some(DeciderAddress::Outside(server)),
+        Ok(server) => Some(CheckServiceAddress::Outside(server)),
         Err(why) => {
             let problem = format!("{} is not a valid host: {why}", host.shown());
             host.refuse(problem, "use a host name or an address");

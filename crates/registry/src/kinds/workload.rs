@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_model::{
-    Door, HttpGet, Name, Protocol, RunOptions, RunUser, ServiceAccount, ServiceName, Weight,
-    Workload, WorkloadName, WorkloadPort,
+    HttpGet, Name, OutboundListener, Protocol, RunOptions, RunUser, ServiceAccount, ServiceName,
+    Weight, Workload, WorkloadName, WorkloadPort,
 };
 
 use super::Head;
@@ -32,8 +32,8 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
     let address = address?;
     let (usual, most) = (Weight::DEFAULT.into(), Weight::MAX.into());
     let weight = number_or(&fields, "weight", (1, most), usual);
-    let doors = read_doors(&fields, &head.namespace);
-    refuse_doors_on_own_ports(&fields, &doors, address, &ports);
+    let outbound_listeners = read_listeners(&fields, &head.namespace);
+    refuse_listeners_on_own_ports(&fields, &outbound_listeners, address, &ports);
     Some(Workload {
         account: ServiceAccount { namespace: head.namespace.clone(), name: account? },
         name: WorkloadName { namespace: head.namespace, name: head.name },
@@ -44,7 +44,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         other_addresses: BTreeSet::new(),
         run,
         run_options,
-        doors,
+        outbound_listeners,
         admission: admission?,
         weight: u16::try_from(weight?).ok().and_then(Weight::new)?,
         ready: true,
@@ -137,7 +137,7 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
                 "use one without `=` and NUL",
             );
         }
-        if let Some(text) = value.spelling() {
+        if let Some(text) = value.literal() {
             env.insert(key.to_owned(), text);
         }
     }
@@ -147,7 +147,7 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
 /// The program and its arguments.
 fn read_command(field: &Field<'_>) -> Vec<String> {
     let Value::Text(text) = field.value() else {
-        return field.each(RUN_ARGUMENTS_MAX, Field::spelling);
+        return field.each(RUN_ARGUMENTS_MAX, Field::literal);
     };
     field.refuse(format!("is {}, not a list", field.shown()), command_remedy(text));
     Vec::new()
@@ -185,7 +185,7 @@ fn read_run_options(fields: &Fields<'_>, ports: &[WorkloadPort]) -> RunOptions {
 }
 
 fn read_directory(field: &Field<'_>) -> Option<String> {
-    let text = field.spelling()?;
+    let text = field.literal()?;
     if !text.starts_with('/') {
         field.refuse(
             format!("{text:?} is not an absolute path"),
@@ -197,7 +197,7 @@ fn read_directory(field: &Field<'_>) -> Option<String> {
 }
 
 fn read_user(field: &Field<'_>) -> Option<RunUser> {
-    let text = field.spelling()?;
+    let text = field.literal()?;
     let user = user_of(&text);
     if user.is_none() {
         field.refuse(
@@ -237,7 +237,7 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
     let path = match fields.find("path") {
         None => "/".to_owned(),
         Some(field) => {
-            let path = field.spelling()?;
+            let path = field.literal()?;
             let is_path = path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic());
             if !is_path {
                 field.refuse(format!("{path:?} is not a path"), "use one such as /ready");
@@ -249,25 +249,25 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
     Some(HttpGet { port: number, path })
 }
 
-fn read_doors(fields: &Fields<'_>, namespace: &Name) -> Vec<Door> {
-    let elements = fields.find("outbound").and_then(|f| f.list(DOORS_MAX));
-    let mut doors: Vec<Door> = Vec::new();
+fn read_listeners(fields: &Fields<'_>, namespace: &Name) -> Vec<OutboundListener> {
+    let elements = fields.find("outbound").and_then(|f| f.list(LISTENERS_MAX));
+    let mut outbound_listeners: Vec<OutboundListener> = Vec::new();
     for element in elements.unwrap_or_default() {
-        let Some(door) = read_door(&element, namespace) else {
+        let Some(listener) = read_listener(&element, namespace) else {
             continue;
         };
-        if doors.iter().any(|known| known.listen == door.listen) {
+        if outbound_listeners.iter().any(|known| known.listen == listener.listen) {
             element.refuse(
-                format!("two outbound listeners use {}", door.listen),
+                format!("two outbound listeners use {}", listener.listen),
                 "use another port for one of them",
             );
         }
-        doors.push(door);
+        outbound_listeners.push(listener);
     }
-    doors
+    outbound_listeners
 }
 
-fn read_door(element: &Field<'_>, namespace: &Name) -> Option<Door> {
+fn read_listener(element: &Field<'_>, namespace: &Name) -> Option<OutboundListener> {
     let fields = element.fields(&["service", "port", "listen"])?;
     let service = fields.require("service").and_then(|field| {
         field.parsed(
@@ -278,7 +278,7 @@ fn read_door(element: &Field<'_>, namespace: &Name) -> Option<Door> {
     });
     let port = fields.require("port").and_then(Field::port);
     let listen = fields.require("listen").and_then(read_listen);
-    Some(Door { service: service?, port: port?, listen: listen? })
+    Some(OutboundListener { service: service?, port: port?, listen: listen? })
 }
 
 fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
@@ -306,13 +306,13 @@ fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
 }
 
 /// Rejects a listener on the application's own address and port.
-fn refuse_doors_on_own_ports(
+fn refuse_listeners_on_own_ports(
     fields: &Fields<'_>,
-    doors: &[Door],
+    outbound_listeners: &[OutboundListener],
     address: IpAddr,
     ports: &[WorkloadPort],
 ) {
-    for Door { listen, .. } in doors {
+    for OutboundListener { listen, .. } in outbound_listeners {
         let same_address = listen.ip() == address || listen.ip().is_unspecified();
         if same_address
             && ports.iter().any(|port| port.port == listen.port())
@@ -362,7 +362,7 @@ const CONTROL_ACCOUNT: &str = "leno-control";
 /// Limit of ports per workload.
 const PORTS_MAX: usize = 256;
 /// Limit of fixed outbound listeners per workload; each is a listening socket.
-const DOORS_MAX: usize = 1024;
+const LISTENERS_MAX: usize = 1024;
 /// Length limit of a user name (useradd(8)).
 const USER_BYTES_MAX: usize = 32;
 /// The longest command that a message shows as a list.

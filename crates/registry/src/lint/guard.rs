@@ -1,23 +1,25 @@
 //! Warnings about external authorization: check services, and claims of tokens.
 
 use leno_model::{
-    DeciderAddress, Guard, PolicyAction, PolicyRule, PortGuard, Required, Service, ServicePolicy,
-    ServicePort, TargetPort, Workload,
+    CheckServiceAddress, Guard, PolicyAction, PolicyRule, PortGuard, Required, Service,
+    ServicePolicy, ServicePort, TargetPort, Workload,
 };
 
 use super::{Lint, Reference, World, selects};
 
 impl World<'_> {
     /// Checks that the check service of a policy exists and is not the policy's own target.
-    pub(super) fn lint_decider(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+    pub(super) fn lint_check_service(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
         let authorization = match policy.rule.guard() {
-            Some(Guard::Authorization(asked)) => Some((&asked.decider, "spec.service")),
+            Some(Guard::Authorization(asked)) => Some((&asked.check_service, "spec.service")),
             Some(Guard::Tokens(_)) | None => None,
         };
         let global = policy.rule.limits().and_then(|limits| limits.global.as_deref());
-        let global = global.map(|limit| (&limit.decider, "spec.global.service"));
-        for (decider, field) in authorization.into_iter().chain(global) {
-            let DeciderAddress::Service { service, port } = &decider.at else { continue };
+        let global = global.map(|limit| (&limit.check_service, "spec.global.service"));
+        for (check_service, field) in authorization.into_iter().chain(global) {
+            let CheckServiceAddress::Service { service, port } = &check_service.at else {
+                continue;
+            };
             let (field, port) = (field.to_owned(), *port);
             if policy.closeness(service, port).is_some() {
                 lint.warn(

@@ -28,7 +28,7 @@ impl World<'_> {
         }
         self.lint_shadowed(policy, lint);
         self.lint_connections(policy, lint);
-        self.lint_decider(policy, lint);
+        self.lint_check_service(policy, lint);
     }
 
     /// Warns about a connection limit on ports that carry only requests over links.

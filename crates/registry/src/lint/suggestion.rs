@@ -26,15 +26,15 @@ pub(super) fn suggestion<'a>(
     known: impl Iterator<Item = Known<'a>>,
     otherwise: &str,
 ) -> String {
-    let (mut elsewhere, mut near) = (Vec::new(), Vec::new());
+    let (mut other_place, mut near) = (Vec::new(), Vec::new());
     for known in known {
         if known.namespace == namespace {
             near.push(known.name.as_str());
         } else if known.name == name {
-            elsewhere.push(known.namespace.as_str());
+            other_place.push(known.namespace.as_str());
         }
     }
-    match (elsewhere.as_slice(), closest(name.as_str(), &near)) {
+    match (other_place.as_slice(), closest(name.as_str(), &near)) {
         ([], Some(meant)) => format!("did you mean `{meant}`?"),
         ([], None) => otherwise.to_owned(),
         ([one], _) => format!("there is one in the namespace `{one}`: use that namespace"),

@@ -109,11 +109,11 @@ impl World<'_> {
         if behind.is_empty() {
             return;
         }
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         for rule in &rules.rules {
             for (index, target) in rule.split.targets.iter().enumerate() {
                 let empty = !behind.iter().any(|workload| is_in(&target.set, workload));
-                if empty && target.weight > 0 && told.insert(&target.set) {
+                if empty && target.weight > 0 && reported.insert(&target.set) {
                     lint.warn(
                         format!("spec.rules[{}].{key}[{index}].tags", rule.origin.index),
                         format!("no workload of the Service {} has them", service.name),

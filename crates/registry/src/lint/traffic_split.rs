@@ -20,7 +20,7 @@ impl World<'_> {
         for (index, group) in split.groups.iter().flatten().enumerate() {
             self.lint_split_group(group, index, lint);
         }
-        self.lint_split_rivals(split, lint);
+        self.lint_split_conflicts(split, lint);
     }
 
     fn lint_service_name(&self, name: &ServiceName, field: String, lint: &mut Lint<'_>) {
@@ -91,7 +91,7 @@ impl World<'_> {
     }
 
     /// Returns objects that replace this split on a port of the root, or take precedence.
-    fn lint_split_rivals(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
+    fn lint_split_conflicts(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
         let root = &split.root.service;
         for (key, namespace, parents) in &self.attached {
             // Routes of other namespaces apply only to clients there.

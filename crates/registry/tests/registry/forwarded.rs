@@ -219,8 +219,8 @@ fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
     let removal = policy_for("OutlierRemoval", "theirs", "api next", "consecutive: 5");
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
     let all = [removal, each_kind("api"), other.to_owned()].concat();
-    let told = warnings(&canary(redirect, &all));
-    assert!(!told.contains("has no effect: HTTPRoute default/api answers"), "{told}");
+    let reported = warnings(&canary(redirect, &all));
+    assert!(!reported.contains("has no effect: HTTPRoute default/api answers"), "{reported}");
 }
 
 /// A retry policy for requests to `api`.
@@ -236,14 +236,14 @@ fn warns_of_a_retry_where_each_rule_of_the_route_decides_about_retries() {
     let other = format!("{{retry: {{codes: [502]}}, matches: [{{path: {{value: /a}}}}], {to}}}");
     let redirect = "{matches: [{path: {value: /b}}], filters: [{type: RequestRedirect, \
          requestRedirect: {hostname: example.org}}]}";
-    let told = |rules: &str| warnings(&canary(rules, RETRY));
+    let reported = |rules: &str| warnings(&canary(rules, RETRY));
     expect![[r#"
         Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api has a `retry` in each rule that forwards requests to default/api; remove it, or the `retry` of a rule
-    "#]].assert_eq(&told(&format!("{own}, {other}, {redirect}")));
+    "#]].assert_eq(&reported(&format!("{own}, {other}, {redirect}")));
     expect![[r#"
         Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
-    "#]].assert_eq(&told(&redirect.replace("matches: [{path: {value: /b}}], ", "")));
+    "#]].assert_eq(&reported(&redirect.replace("matches: [{path: {value: /b}}], ", "")));
     let without = format!("{{matches: [{{path: {{value: /c}}}}], {to}}}");
-    assert_eq!(told(&format!("{own}, {without}")), "");
-    assert_eq!(told(&format!("{{{to}}}")), "");
+    assert_eq!(reported(&format!("{own}, {without}")), "");
+    assert_eq!(reported(&format!("{{{to}}}")), "");
 }

@@ -23,7 +23,7 @@ fn reads_the_documented_example_with_all_its_parts() {
     assert_eq!(requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
     let [issuer] = &rule.issuers[..] else { panic!("one issuer") };
     assert_eq!(issuer.issuer, "https://accounts.example.com");
-    assert_eq!(issuer.audiences, ["ratings", "bookinfo"]);
+    assert_eq!(issuer.aud, ["ratings", "bookinfo"]);
     let IssuerKeys::Set(keys) = &issuer.keys else { panic!("{:?}", issuer.keys) };
     assert!(keys.contains("2026-11"));
     let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
@@ -31,8 +31,8 @@ fn reads_the_documented_example_with_all_its_parts() {
     assert_eq!(issuer.places, [header, JwtPlace::Query("access_token".to_owned())]);
     assert_eq!((issuer.leeway, issuer.passes_token), (Duration::from_secs(30), false));
     assert_eq!((issuer.requires_expiration, issuer.max_age), (true, None));
-    let told: Vec<_> = issuer.forwards.iter().map(|it| (&*it.claim, &*it.header)).collect();
-    assert_eq!(told, [("sub", "x-user"), ("realm.roles", "x-roles")]);
+    let reported: Vec<_> = issuer.forwards.iter().map(|it| (&*it.claim, &*it.header)).collect();
+    assert_eq!(reported, [("sub", "x-user"), ("realm.roles", "x-roles")]);
 
     let (objects, rejected) = read_str("f.yaml", second);
     assert!(rejected.is_empty(), "{rejected:?}");
@@ -42,7 +42,7 @@ fn reads_the_documented_example_with_all_its_parts() {
 }
 
 #[test]
-fn reads_the_documented_example_with_keys_elsewhere() {
+fn reads_the_documented_example_with_keys_other_place() {
     let policy = policy(&crate::pages::examples("jwt-validation.md")[1]);
     let ServiceRule::Guard(Guard::Tokens(rule)) = policy.rule else { panic!("no tokens") };
     let sources = rule.issuers.iter().filter_map(|issuer| issuer.keys.source());

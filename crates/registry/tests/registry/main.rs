@@ -4,11 +4,11 @@
 mod access_policy;
 #[cfg(test)]
 mod arbitrary;
-mod border;
+mod boundary;
+#[cfg(test)]
+mod check_services;
 #[cfg(test)]
 mod circuit_breakers;
-#[cfg(test)]
-mod deciders;
 #[cfg(test)]
 mod faults_and_balancing;
 #[cfg(test)]

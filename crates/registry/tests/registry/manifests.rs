@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use leno_model::{
-    AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, HttpGet, HttpRoute,
-    HttpRouteGroup, LogForm, MeshConfig, Name, Object, PathMatch, Plaintext, PortSet, Protocol,
+    AccessLog, CollectorProtocol, ContextForm, FieldMatch, HttpGet, HttpRoute, HttpRouteGroup,
+    LogForm, MeshConfig, Name, Object, OutboundListener, PathMatch, Plaintext, PortSet, Protocol,
     ReferenceGrant, RequestMatch, RetryRule, RevokedWorkload, RouteKind, RouteName, RouteParent,
     RunOptions, RunUser, Sampling, Service, ServiceAccount, ServiceName, TargetPort, TargetRule,
     TcpRoute, TrafficMode, TrafficTarget, ValueMatch, WeightedBackend, Workload, WorkloadName,
@@ -85,7 +85,7 @@ fn reads_the_promised_form_as_written() {
             env: pairs(&[("KEY", "value")]),
             ..RunOptions::default()
         }),
-        doors: vec![Door {
+        outbound_listeners: vec![OutboundListener {
             service: "bookinfo/details".parse().unwrap(),
             port: 9080,
             listen: "127.0.0.1:19081".parse().unwrap(),
@@ -135,7 +135,8 @@ fn fills_in_what_a_workload_does_not_say() {
     assert_eq!(workload.run, ["sleep", "10", "true"]);
     assert_eq!(workload.run_options.env["PORT"], "8080");
     assert_eq!(workload.ports[0].protocol, Protocol::Detect);
-    let services: Vec<_> = workload.doors.iter().map(|d| d.service.to_string()).collect();
+    let services: Vec<_> =
+        workload.outbound_listeners.iter().map(|d| d.service.to_string()).collect();
     assert_eq!(services, ["default/a", "b/a"]);
 }
 

@@ -22,7 +22,8 @@ const fn rate(count: u32, seconds: u64, size: u32) -> Rate {
 fn reads_the_documented_example_with_all_its_parts() {
     let limits = limits(&crate::pages::examples("rate-limit.md")[0]);
     assert_eq!(limits.connections, Some(rate(100, 1, 100)));
-    let told = |rule: &RateRule| (rule.name.clone(), rule.rate, rule.is_last, rule.each.clone());
+    let reported =
+        |rule: &RateRule| (rule.name.clone(), rule.rate, rule.is_last, rule.each.clone());
     let header = Each::Header { name: "x-user".to_owned(), buckets: 5000 };
     let expected = [
         ("health".to_owned(), rate(1000, 1, 1000), true, Each::Nothing),
@@ -30,7 +31,7 @@ fn reads_the_documented_example_with_all_its_parts() {
         ("users".to_owned(), rate(5, 1, 5), false, header),
         ("all".to_owned(), rate(500, 1, 500), false, Each::Nothing),
     ];
-    assert_eq!(limits.rules.iter().map(told).collect::<Vec<_>>(), expected);
+    assert_eq!(limits.rules.iter().map(reported).collect::<Vec<_>>(), expected);
     let writers = &limits.rules[1];
     assert_eq!(writers.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
     assert_eq!(writers.requests[0].methods, ["POST"]);
@@ -191,11 +192,11 @@ fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
     let text = &crate::pages::examples("upstream-traffic-setting.md")[1];
     let read = policy(text);
     let global = read.rule.limits().unwrap().global.as_deref().unwrap();
-    assert_eq!(global.decider.at.to_string(), "http://rls.limits.svc.cluster.local:8081");
-    assert_eq!(global.decider.timeout, Duration::from_millis(50));
-    assert_eq!(global.decider.unanswered, leno_model::Unanswered::Deny);
+    assert_eq!(global.check_service.at.to_string(), "http://rls.limits.svc.cluster.local:8081");
+    assert_eq!(global.check_service.timeout, Duration::from_millis(50));
+    assert_eq!(global.check_service.unanswered, leno_model::Unanswered::Deny);
     assert_eq!((global.domain.as_str(), global.tells), ("stock", true));
-    let descriptors: Vec<String> = global.descriptors.iter().map(told).collect();
+    let descriptors: Vec<String> = global.descriptors.iter().map(reported).collect();
     expect![[r#"
         generic_key: Text("items"), remote_address: Address
             of Regex("/items/[0-9]+")
@@ -208,7 +209,7 @@ fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
 }
 
 /// Returns a descriptor's entries and request match as text.
-fn told(descriptor: &Descriptor) -> String {
+fn reported(descriptor: &Descriptor) -> String {
     let entries = descriptor.entries.iter().map(|it| format!("{}: {:?}", it.key, it.value));
     let entries = entries.collect::<Vec<_>>().join(", ");
     let request = |it: &RequestMatch| {

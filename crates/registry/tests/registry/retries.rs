@@ -87,7 +87,7 @@ fn refuses_what_cannot_be_meant() {
 }
 
 #[test]
-fn remarks_on_whom_it_means() {
+fn diagnostics_on_whom_it_means() {
     let manifests = [
         policy(OSM, "x", "retryOn: 5xx"),
         policy(FSM, "y", "retryOn: 5xx, numRetries: 0"),
@@ -98,7 +98,7 @@ fn remarks_on_whom_it_means() {
     let (objects, rejected) = read_str("f.yaml", &manifests.join("---\n"));
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let told: Vec<String> = lint(&objects)
+    let reported: Vec<String> = lint(&objects)
         .iter()
         .filter(|warning| warning.at.kind.as_deref() == Some("Retry"))
         .map(ToString::to_string)
@@ -109,5 +109,5 @@ fn remarks_on_whom_it_means() {
         Retry store/y: spec.source.name: no workload runs under the account store/shop; did you mean `shops`?
         Retry store/y: spec.destinations[0].name: there is no Service stock/stock; add the Service
         Retry store/y: spec.destinations[0]: has no effect: Retry store/x applies to the same requests; remove one of the two
-        Retry store/y: spec.retryPolicy.numRetries: is 0: no request is retried, including requests that were never sent; raise it, or remove the policy to retry requests that were never sent"#]].assert_eq(&told.join("\n"));
+        Retry store/y: spec.retryPolicy.numRetries: is 0: no request is retried, including requests that were never sent; raise it, or remove the policy to retry requests that were never sent"#]].assert_eq(&reported.join("\n"));
 }

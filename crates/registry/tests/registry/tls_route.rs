@@ -128,10 +128,11 @@ fn host_names_of_a_route_of_a_service_are_a_warning_wherever_it_is_read_from() {
             },
         });
         let (_, warnings) = leno_registry::read_json(&document).unwrap();
-        let told: Vec<_> = warnings.iter().map(|it| (&it.at.field, it.problem.as_str())).collect();
+        let reported: Vec<_> =
+            warnings.iter().map(|it| (&it.at.field, it.problem.as_str())).collect();
         let field = Some("spec.hostnames".to_owned());
         let why = "is ignored: a route of a service applies to all its host names";
-        assert_eq!(told, [(&field, why)], "{kind}");
+        assert_eq!(reported, [(&field, why)], "{kind}");
         let (objects, rejected) = read_str("f.yaml", &document.to_string());
         assert_eq!((objects.len(), rejected), (1, Vec::new()), "{kind}");
     }

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn no_family_is_told_twice() {
+    fn no_family_is_reported_twice() {
         for names in [Names::Osm, Names::Fsm] {
             let page = page(names);
             let mut families: Vec<_> =

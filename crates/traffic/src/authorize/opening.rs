@@ -6,15 +6,15 @@ use std::sync::Arc;
 use leno_model::{Entry, Name, ObjectKey, Opening, Proof, Protocol, SpiffeId};
 use rustc_hash::FxHashMap;
 
+use super::decision::PolicyDecision;
 use super::fits;
-use super::ruling::Ruling;
 use crate::lookup::Sought;
 use crate::many::{Many, Part};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::ranges::Ranges;
 use crate::request::RequestView;
-use crate::spelling::PathKind;
+use crate::variant::PathKind;
 
 /// The origin of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum Carrier {
         /// The requested server name, if any.
         asked: Option<Box<str>>,
         /// The names in the certificate of an external principal; empty without one.
-        guest: Arc<[Name]>,
+        external_principal: Arc<[Name]>,
     },
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Openings {
 
 #[derive(Debug)]
 struct CompiledOpening {
-    ruling: Ruling,
+    decision: PolicyDecision,
     opening: Opening,
     requests: Option<Box<[RequestMatcher]>>,
 }
@@ -102,9 +102,9 @@ impl Openings {
     }
 
     /// True if a rule allows an external principal at a port from this address.
-    pub(super) fn takes_guests(&self, port: u16, address: IpAddr) -> bool {
+    pub(super) fn takes_external_principals(&self, port: u16, address: IpAddr) -> bool {
         let mut open = self.open(port, address).map(|(_, it)| &it.opening);
-        open.any(|it| !it.guests.is_empty() && !it.entry.is_clear())
+        open.any(|it| !it.external_principals.is_empty() && !it.entry.is_clear())
     }
 
     /// Returns the first of these rules that allows a request.
@@ -145,8 +145,8 @@ impl Openings {
         among.find(|index| self.all.get(*index).is_some_and(takes))
     }
 
-    pub(super) fn ruling(&self, index: usize) -> Option<&Ruling> {
-        self.all.get(index).map(|it| &it.ruling)
+    pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
+        self.all.get(index).map(|it| &it.decision)
     }
 
     /// Returns the rules of a port for a client address, in order.
@@ -164,7 +164,7 @@ impl CompiledOpening {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
         Ok(Self {
-            ruling: Ruling::opening(&opening.policy),
+            decision: PolicyDecision::opening(&opening.policy),
             requests: requests.transpose().map_err(of_policy)?,
             opening: opening.clone(),
         })
@@ -184,13 +184,15 @@ impl CompiledOpening {
         let opening = &self.opening;
         match (&opening.entry, carrier) {
             (Entry::Http | Entry::Grpc | Entry::Tcp, Carrier::Clear) => true,
-            (Entry::Https { proof, server_names }, Carrier::Tls { asked, guest }) => {
+            (Entry::Https { proof, server_names }, Carrier::Tls { asked, external_principal }) => {
                 let is_meant = server_names.is_empty()
                     || asked
                         .as_ref()
                         .is_some_and(|asked| server_names.iter().any(|it| **it == **asked));
                 let is_known = peer.is_some_and(|peer| opening.accounts.contains(&peer.account))
-                    || guest.iter().any(|name| opening.guests.contains(name));
+                    || external_principal
+                        .iter()
+                        .any(|name| opening.external_principals.contains(name));
                 is_meant && (*proof == Proof::Skipped || is_known)
             }
             (Entry::Http | Entry::Grpc | Entry::Tcp, Carrier::Tls { .. })

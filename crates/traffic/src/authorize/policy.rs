@@ -7,14 +7,14 @@ use leno_model::{
     WorkloadPort,
 };
 
-use super::ruling::Ruling;
+use super::decision::PolicyDecision;
 use super::{By, Judgement, fits};
 use crate::lookup::{Lookup, Places, Sought};
 use crate::many::{Many, Part, demands_of_callers};
 use crate::matcher::{DenialMatcher, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use crate::spelling::{PathKind, Spelling};
+use crate::variant::{PathKind, PathVariants};
 
 /// The rules of all access policies of a workload, compiled.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct PolicyRules {
 
 #[derive(Debug)]
 struct CompiledRule {
-    ruling: Ruling,
+    decision: PolicyDecision,
     rule: PolicyRule,
     /// The requests of an allow rule; empty for deny rules.
     allowed: Box<[RequestMatcher]>,
@@ -138,10 +138,10 @@ impl PolicyRules {
             return Some(denied(index));
         }
         if !peer.deny.is_empty() {
-            let spelling = Spelling::of(request.path, path);
-            let denies = |m: &DenialMatcher| m.may_mean(request, &spelling);
+            let variant = PathVariants::of(request.path, path);
+            let denies = |m: &DenialMatcher| m.may_mean(request, &variant);
             let rules = (&peer.deny, self.denying.as_ref());
-            let sought = Sought::meant(request, &spelling);
+            let sought = Sought::meant(request, &variant);
             if let Some(index) = self.first_in(rules, sought, (|it| &*it.denied, denies)) {
                 return Some(denied(index));
             }
@@ -172,8 +172,8 @@ impl PolicyRules {
     }
 
     /// Returns the name of a rule.
-    pub(super) fn ruling(&self, index: usize) -> Option<&Ruling> {
-        self.rules.get(index).map(|rule| &rule.ruling)
+    pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
+        self.rules.get(index).map(|rule| &rule.decision)
     }
 
     /// Returns the first rule of a part that matches a request.
@@ -220,7 +220,7 @@ impl CompiledRule {
         let denied = of(PolicyAction::Deny).map(DenialMatcher::compile);
         let within = |bad: BadPattern| bad.within(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
-            ruling: Ruling::policy(rule.policy.clone(), &rule.name),
+            decision: PolicyDecision::policy(rule.policy.clone(), &rule.name),
             allowed: allowed.collect::<Result<_, _>>().map_err(within)?,
             denied: denied.collect::<Result<_, _>>().map_err(within)?,
             rule: rule.clone(),

@@ -53,13 +53,14 @@ fn tcp(access: &InboundAccess, permit: &ConnectionPermit, port: u16) -> Result<P
 }
 
 /// `policy`, or `reason policy`, or `reason`.
-fn told(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
-    let name =
-        |ruling: Option<&Ruling>| ruling.map_or(String::new(), |it| it.policy.name.to_string());
+fn described(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+    let name = |decision: Option<&PolicyDecision>| {
+        decision.map_or(String::new(), |it| it.policy.name.to_string())
+    };
     match decision {
         Ok(permit) => match permit.would_deny() {
-            None => name(access.ruling(permit)),
-            Some(reason) => format!("not {} {}", reason.label(), name(access.ruling(permit))),
+            None => name(access.decision(permit)),
+            Some(reason) => format!("not {} {}", reason.label(), name(access.decision(permit))),
         },
         Err(denial) => format!("{} {}", denial.reason.label(), name(denial.policy.as_ref())),
     }
@@ -69,7 +70,7 @@ fn get(access: &InboundAccess, permit: &ConnectionPermit, path: &str) -> String 
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path, query: None, authority: "stock", fields: &fields };
-    told(access, access.request(permit, &request))
+    described(access, access.request(permit, &request))
 }
 
 #[test]
@@ -149,9 +150,9 @@ fn audit_lets_in_whom_strict_denies_and_says_why() {
         assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
     }
     let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
-    assert_eq!(told(&access, tcp(&access, &permit, 5432)), "not denied operate");
+    assert_eq!(described(&access, tcp(&access, &permit, 5432)), "not denied operate");
     let permit = access.connection(Some(&peer("ops")), PORT).unwrap();
-    assert_eq!(told(&access, tcp(&access, &permit, 5432)), "operate");
+    assert_eq!(described(&access, tcp(&access, &permit, 5432)), "operate");
     // Revoked accounts are rejected independently of policies.
     let access = InboundAccess { revoked: [peer("shop").account].into(), ..access };
     assert!(access.connection(None, PORT).is_err());
@@ -180,13 +181,13 @@ fn tcp_needs_a_policy_that_names_the_port() {
         ("stranger", 5432, "denied operate"),
     ] {
         let permit = access.connection(Some(&peer(name)), PORT).unwrap();
-        assert_eq!(told(&access, tcp(&access, &permit, port)), expected, "{name} {port}");
+        assert_eq!(described(&access, tcp(&access, &permit, port)), expected, "{name} {port}");
     }
     let mut all = rule("all", &["ops"], &[], &[]);
     all.tcp = PortSet::All;
     let access = strict(vec![all]);
     let permit = access.connection(Some(&peer("ops")), PORT).unwrap();
-    assert_eq!(told(&access, tcp(&access, &permit, 1)), "all");
+    assert_eq!(described(&access, tcp(&access, &permit, 1)), "all");
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn no_policies_allow_nothing() {
     let access = strict(Vec::new());
     let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/"), "denied ");
-    assert_eq!(told(&access, tcp(&access, &permit, 80)), "denied ");
+    assert_eq!(described(&access, tcp(&access, &permit, 80)), "denied ");
 }
 
 #[test]
@@ -212,7 +213,7 @@ fn a_permit_is_worth_no_more_than_the_rules_of_today() {
     assert_eq!(get(&after, &permit, "/admin/x"), "denied operate");
     assert_eq!(get(&after, &permit, "/items"), "no-policy-route ");
     assert_eq!(get(&after, &permit, "/sell"), "sell");
-    assert_eq!(told(&after, after.tcp(&permit)), "denied operate");
+    assert_eq!(described(&after, after.tcp(&permit)), "denied operate");
 
     let permissive = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
     let permit = permissive.connection(Some(&peer("stranger")), PORT).unwrap();
@@ -266,7 +267,7 @@ fn methods_count() {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "POST", path: "/items", query: None, authority: "", fields: &fields };
-    assert_eq!(told(&access, access.request(&permit, &request)), "no-policy-route ");
+    assert_eq!(described(&access, access.request(&permit, &request)), "no-policy-route ");
 }
 
 #[test]
@@ -276,7 +277,7 @@ fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
     assert!(error.starts_with("TrafficTarget stock/read: "), "{error}");
     let denial = Denial {
         reason: Reason::Denied,
-        policy: Some(Ruling::target(PolicyName::new("stock", "read").unwrap())),
+        policy: Some(PolicyDecision::target(PolicyName::new("stock", "read").unwrap())),
     };
     assert!(denial.to_string().contains("stock/read"), "{denial}");
 }
@@ -343,7 +344,7 @@ proptest! {
             (None, None, true) => "no-policy-route".to_owned(),
         };
         let permit = access.connection(Some(&peer("one")), PORT).unwrap();
-        let decided = told(&access, access.request(&permit, &request));
+        let decided = described(&access, access.request(&permit, &request));
         prop_assert_eq!(decided.trim(), expected);
     }
 }

@@ -151,25 +151,26 @@ mod tests {
     }
 
     /// The share of the last candidate, added this many seconds ago, in percent.
-    fn share_of_newcomer(choices: u8, loads: &[u32], seconds: u64) -> u32 {
+    fn share_of_slow_start_endpoint(choices: u8, loads: &[u32], seconds: u64) -> u32 {
         let warm_up = Some(WarmUp { time: Duration::from_secs(100), percent_min: 10 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices };
         let balancer = Balancer::new(LoadBalancing { algorithm, warm_up });
-        let newcomer = loads.len() - 1;
-        let age = |index: usize| (index == newcomer).then(|| Duration::from_secs(seconds));
+        let slow_start_endpoint = loads.len() - 1;
+        let age =
+            |index: usize| (index == slow_start_endpoint).then(|| Duration::from_secs(seconds));
         let table = Loads(loads.to_vec());
         let draws = (0..10_000_u64).map(|n| hash(n, "draw"));
         let chosen = draws.filter_map(|draw| balancer.choose(&table, None, age, draw));
-        u32::try_from(chosen.filter(|index| *index == newcomer).count() / 100).unwrap()
+        u32::try_from(chosen.filter(|index| *index == slow_start_endpoint).count() / 100).unwrap()
     }
 
     #[test]
-    fn a_newcomer_with_nothing_under_way_gets_no_more_than_it_is_warm() {
+    fn a_slow_start_endpoint_with_nothing_under_way_gets_no_more_than_it_is_warm() {
         for (choices, loads) in [(2, &[9, 0][..]), (2, &[9, 9, 9, 0]), (4, &[9, 9, 9, 0])] {
-            let warm = share_of_newcomer(choices, loads, 100);
+            let warm = share_of_slow_start_endpoint(choices, loads, 100);
             assert!(warm >= 45, "{choices} {loads:?}: {warm}");
             for (seconds, percent) in [(0, 10), (30, 30), (70, 70)] {
-                let share = share_of_newcomer(choices, loads, seconds);
+                let share = share_of_slow_start_endpoint(choices, loads, seconds);
                 let expected = warm * percent / 100;
                 assert!(share.abs_diff(expected) <= 2, "{choices} {loads:?}: {share} of {warm}");
             }

@@ -7,11 +7,11 @@ use leno_model::{
     Access, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, Endpoint, EndpointId, HashKey,
     LoadBalancing, PortView, Protocol, Reach, RequestMatch, RouteKind, RouteName, RouteRule,
     RuleActions, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, Snapshot,
-    Treatment, WeightedBackend, WorkloadName,
+    TrafficPolicy, WeightedBackend, WorkloadName,
 };
 
 use crate::plan::tests::workload_plan;
-use crate::treatment::PortTreatment;
+use crate::traffic_policy::PortTrafficPolicy;
 use crate::{ForwardedPort, Plans};
 
 fn service(name: &str) -> ServiceName {
@@ -22,19 +22,24 @@ fn policy(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", name).unwrap()
 }
 
-fn breaking(name: &str) -> Treatment {
+fn breaking(name: &str) -> TrafficPolicy {
     let policy = policy(ServicePolicyKind::CircuitBreaker, name);
     let breaker = Breaker { policy, rule: CircuitBreaker::default() };
-    Treatment { breaker: Some(breaker), ..Treatment::default() }
+    TrafficPolicy { breaker: Some(breaker), ..TrafficPolicy::default() }
 }
 
-fn balancing(name: &str, algorithm: BalanceAlgorithm) -> Treatment {
+fn balancing(name: &str, algorithm: BalanceAlgorithm) -> TrafficPolicy {
     let policy = policy(ServicePolicyKind::LoadBalancing, name);
     let rule = LoadBalancing { algorithm, warm_up: None };
-    Treatment { balancing: Some(Balancing { policy, rule }), ..Treatment::default() }
+    TrafficPolicy { balancing: Some(Balancing { policy, rule }), ..TrafficPolicy::default() }
 }
 
-fn view(name: &str, treatment: Treatment, backends: &[&str], endpoints: u16) -> ServiceView {
+fn view(
+    name: &str,
+    traffic_policy: TrafficPolicy,
+    backends: &[&str],
+    endpoints: u16,
+) -> ServiceView {
     let endpoint = |number: u16| {
         let workload = WorkloadName::new("shop", &format!("{name}-{number}")).unwrap();
         let id = EndpointId { service: service(name), port: 80, workload };
@@ -56,7 +61,7 @@ fn view(name: &str, treatment: Treatment, backends: &[&str], endpoints: u16) -> 
         rules: if backends.is_empty() { Vec::new() } else { vec![rule] },
         endpoints: (1..=endpoints).map(endpoint).collect(),
         tls_rules: Vec::new(),
-        treatment,
+        traffic_policy,
         tags: None,
         tcp_rule: None,
     };
@@ -76,8 +81,8 @@ fn plans(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
 fn applied(plans: &Plans, to: &str) -> String {
     let called = &plans.service(&service("api")).unwrap().ports[&80];
     let behind = &plans.service(&service(to)).unwrap().ports[&80];
-    let (treatment, _) = called.policies_to(&service(to), 80, behind);
-    let names = treatment.into_iter().flat_map(|it| it.policies());
+    let (traffic_policy, _) = called.policies_to(&service(to), 80, behind);
+    let names = traffic_policy.into_iter().flat_map(|it| it.policies());
     names.map(|it| it.name.to_string()).collect::<Vec<_>>().join(" ")
 }
 
@@ -90,13 +95,13 @@ fn port<'a>(plans: &'a Plans, to: &str) -> &'a ForwardedPort {
 #[test]
 fn policies_are_combined_by_kind() {
     let random = || balancing("random", BalanceAlgorithm::Random);
-    let both = Treatment { balancing: random().balancing, ..breaking("called") };
+    let both = TrafficPolicy { balancing: random().balancing, ..breaking("called") };
     for (called, own, expected) in [
-        (Treatment::default(), Treatment::default(), ""),
-        (Treatment::default(), breaking("own"), "own"),
-        (breaking("called"), Treatment::default(), "called"),
+        (TrafficPolicy::default(), TrafficPolicy::default(), ""),
+        (TrafficPolicy::default(), breaking("own"), "own"),
+        (breaking("called"), TrafficPolicy::default(), "called"),
         (breaking("called"), breaking("own"), "own called"),
-        (random(), Treatment::default(), "random"),
+        (random(), TrafficPolicy::default(), "random"),
         (random(), balancing("own", BalanceAlgorithm::RoundRobin), "own"),
         (both.clone(), breaking("own"), "own called random"),
     ] {
@@ -114,13 +119,13 @@ fn policies_are_combined_by_kind() {
 fn a_rule_is_looked_up_by_its_place_and_leads_back_without_counting_twice() {
     let views = vec![
         view("api", breaking("called"), &["gone", "api", "v1"], 1),
-        view("v1", Treatment::default(), &[], 1),
+        view("v1", TrafficPolicy::default(), &[], 1),
     ];
     let plans = plans(views, None);
     let api = &plans.service(&service("api")).unwrap().ports[&80];
     let v1 = &plans.service(&service("v1")).unwrap().ports[&80];
-    let breakers = |(treatment, _): super::EffectivePolicies<'_>| {
-        let it: &PortTreatment = treatment.unwrap();
+    let breakers = |(traffic_policy, _): super::EffectivePolicies<'_>| {
+        let it: &PortTrafficPolicy = traffic_policy.unwrap();
         (it.breaker.is_some(), it.called.is_some())
     };
     assert_eq!(breakers(api.policies_of_rule((0, 1), api)), (true, false));
@@ -134,21 +139,21 @@ fn what_threads_count_is_kept_while_policies_stay_and_is_one_for_all_ways() {
         vec![
             view("api", breaking("called"), &["v1", "v2"], 1),
             view("v1", breaking(own), &[], endpoints),
-            view("v2", Treatment::default(), &[], 1),
+            view("v2", TrafficPolicy::default(), &[], 1),
         ]
     };
     let first = plans(views("own", 1), None);
     let grown = plans(views("own", 2), Some(&first));
     let edited = plans(views("other", 2), Some(&grown));
-    let treatment = |plans: &Plans, to| Arc::clone(&port(plans, to).treatment);
-    assert!(Arc::ptr_eq(&treatment(&first, "v1"), &treatment(&grown, "v1")));
-    assert!(!Arc::ptr_eq(&treatment(&grown, "v1"), &treatment(&edited, "v1")));
-    assert!(Arc::ptr_eq(&treatment(&first, "v2"), &treatment(&edited, "v2")));
+    let traffic_policy = |plans: &Plans, to| Arc::clone(&port(plans, to).traffic_policy);
+    assert!(Arc::ptr_eq(&traffic_policy(&first, "v1"), &traffic_policy(&grown, "v1")));
+    assert!(!Arc::ptr_eq(&traffic_policy(&grown, "v1"), &traffic_policy(&edited, "v1")));
+    assert!(Arc::ptr_eq(&traffic_policy(&first, "v2"), &traffic_policy(&edited, "v2")));
     // One breaker of the called service for all backends, and one of the backend for all callers.
-    let called = |to| treatment(&edited, to).called.clone().unwrap();
+    let called = |to| traffic_policy(&edited, to).called.clone().unwrap();
     assert!(Arc::ptr_eq(&called("v1"), &called("v2")));
-    let own = edited.service(&service("v1")).unwrap().ports[&80].treatment.clone().unwrap();
-    let forwarded = treatment(&edited, "v1").breaker.clone().unwrap();
+    let own = edited.service(&service("v1")).unwrap().ports[&80].traffic_policy.clone().unwrap();
+    let forwarded = traffic_policy(&edited, "v1").breaker.clone().unwrap();
     assert!(Arc::ptr_eq(&own.breaker.clone().unwrap(), &forwarded));
 }
 
@@ -156,7 +161,10 @@ fn what_threads_count_is_kept_while_policies_stay_and_is_one_for_all_ways() {
 fn places_of_keys_follow_the_endpoints_of_the_backend() {
     let maglev = || balancing("keys", BalanceAlgorithm::Maglev(HashKey::Source));
     let views = |endpoints| {
-        vec![view("api", maglev(), &["v1"], 1), view("v1", Treatment::default(), &[], endpoints)]
+        vec![
+            view("api", maglev(), &["v1"], 1),
+            view("v1", TrafficPolicy::default(), &[], endpoints),
+        ]
     };
     let first = plans(views(1), None);
     let same = plans(views(1), Some(&first));
@@ -174,12 +182,12 @@ fn places_of_keys_follow_the_endpoints_of_the_backend() {
 
 #[test]
 fn a_policy_that_ends_takes_its_ways_with_it() {
-    let views = |treatment| {
-        vec![view("api", treatment, &["v1"], 1), view("v1", Treatment::default(), &[], 1)]
+    let views = |traffic_policy| {
+        vec![view("api", traffic_policy, &["v1"], 1), view("v1", TrafficPolicy::default(), &[], 1)]
     };
     let first = plans(views(breaking("called")), None);
-    assert_eq!(first.treatments().count(), 2);
-    let after = plans(views(Treatment::default()), Some(&first));
-    assert_eq!((after.treatments().count(), after.forwarded().count()), (0, 0));
+    assert_eq!(first.traffic_policies().count(), 2);
+    let after = plans(views(TrafficPolicy::default()), Some(&first));
+    assert_eq!((after.traffic_policies().count(), after.forwarded().count()), (0, 0));
     assert_eq!(applied(&after, "v1"), "");
 }

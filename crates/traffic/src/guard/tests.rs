@@ -4,15 +4,15 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use leno_model::{
-    Decider, DeciderAddress, DescriptorEntry, PathMatch, PortGuard, PortLimits, RateLimits, Server,
-    ServicePolicyKind, Unanswered,
+    CheckService, CheckServiceAddress, DescriptorEntry, PathMatch, PortGuard, PortLimits,
+    RateLimits, Server, ServicePolicyKind, Unanswered,
 };
 
 use super::*;
 
-fn decider() -> Decider {
-    let at = DeciderAddress::Outside(Server::parse("http://127.0.0.1:9000").unwrap());
-    Decider { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
+fn check_service() -> CheckService {
+    let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9000").unwrap());
+    CheckService { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
 }
 
 fn path(prefix: &str) -> RequestMatch {
@@ -32,7 +32,7 @@ fn plan(guards: Vec<PortGuard>, limits: Vec<PortLimits>) -> WorkloadPlan {
 
 fn authorization(name: &str, requests: Vec<RequestMatch>) -> PortGuard {
     let rule = Authorization {
-        decider: decider(),
+        check_service: check_service(),
         requests,
         headers: None,
         context: Vec::new(),
@@ -48,7 +48,7 @@ fn entry(key: &str, value: DescriptorValue) -> DescriptorEntry {
 
 fn limit(descriptors: Vec<Descriptor>) -> PortLimits {
     let global = GlobalLimit {
-        decider: decider(),
+        check_service: check_service(),
         domain: "shop".to_owned(),
         descriptors,
         answer: FixedAnswer::default(),
@@ -63,7 +63,7 @@ fn view<'a>(path: &'a str, fields: &'a Vec<(String, String)>) -> RequestView<'a>
 }
 
 #[test]
-fn no_odd_spelling_gets_around_a_question() {
+fn no_odd_variant_gets_around_a_question() {
     let guards = vec![authorization("admin", vec![path("/admin")]), authorization("all", vec![])];
     let guards = Guards::build(&plan(guards, Vec::new())).unwrap().unwrap();
     assert!(guards.at(81).is_none());
@@ -127,7 +127,7 @@ fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
     let port = guards.at(80).unwrap();
     let account = ServiceAccount::new("shop", "web").unwrap();
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let told = |path: &str, user: Option<&str>, account: Option<&ServiceAccount>| {
+    let reported = |path: &str, user: Option<&str>, account: Option<&ServiceAccount>| {
         let fields: Vec<(String, String)> =
             user.iter().map(|user| ("x-user".to_owned(), (*user).to_owned())).collect();
         let asking = Asking { account, address };
@@ -143,8 +143,8 @@ fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
     };
     let from = "from=127.0.0.1,method=GET,to=web:80 x1".to_owned();
     assert_eq!(
-        told("/orders/1", Some("ann"), Some(&account)),
+        reported("/orders/1", Some("ann"), Some(&account)),
         ["rule=orders x5", "user=ann,path=/orders/1 x1", "client=shop/web x1", &from]
     );
-    assert_eq!(told("/", None, None), [from]);
+    assert_eq!(reported("/", None, None), [from]);
 }

@@ -79,7 +79,7 @@ fn rules_after_the_last_one_that_fits_are_not_asked() {
 }
 
 #[test]
-fn no_spelling_gets_around_a_limit() {
+fn no_variant_gets_around_a_limit() {
     let last = RateRule { is_last: true, ..rule(90, Some("/cheap")) };
     let limits = limits(vec![policy("a", vec![last, rule(2, Some("/orders"))])]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 2);
@@ -283,14 +283,14 @@ proptest! {
             .collect();
         let (request, caller) = (made.view(), caller.map(account));
         let kind = PathKind::of(request.path);
-        let spelling = Spelling::of(request.path, kind);
+        let variant = PathVariants::of(request.path, kind);
         let mut expected = Vec::new();
         for policy in &policies {
             for rule in policy.limits.rules.iter().filter(|rule| rule.names(caller.as_ref())) {
                 let fits = |fits: &dyn Fn(&RequestMatch) -> bool| {
                     rule.requests.is_empty() || rule.requests.iter().any(fits)
                 };
-                let meant = |it: &_| DenialMatcher::compile(it).unwrap().may_mean(&request, &spelling);
+                let meant = |it: &_| DenialMatcher::compile(it).unwrap().may_mean(&request, &variant);
                 let sent = |it: &_| {
                     let matcher = RequestMatcher::compile_for(it, FieldScope::OneValue).unwrap();
                     matcher.matches(&request) && !may_override_method(&request)

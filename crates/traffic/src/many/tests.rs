@@ -9,7 +9,7 @@ use super::*;
 use crate::matcher::{DenialMatcher, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use crate::spelling::{PathKind, Spelling};
+use crate::variant::{PathKind, PathVariants};
 
 /// A generated request.
 #[derive(Debug, Clone)]
@@ -27,8 +27,8 @@ impl Made {
         RequestView { method, path, query: *query, authority, fields }
     }
 
-    pub(crate) fn spelling(&self) -> Spelling {
-        Spelling::of(self.path, PathKind::of(self.path))
+    pub(crate) fn variant(&self) -> PathVariants {
+        PathVariants::of(self.path, PathKind::of(self.path))
     }
 }
 
@@ -202,11 +202,11 @@ proptest! {
         let (rules, chosen): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
         let part = (0..rules.len()).filter(|rule| are_all_chosen || chosen[*rule]);
         let part: Vec<usize> = part.collect();
-        let (request, spelling) = (request.view(), request.spelling());
+        let (request, variant) = (request.view(), request.variant());
         let allowing = compiled(&rules, RequestMatcher::compile);
         check(&allowing, &part, Sought::sent(&request), |it| it.matches(&request))?;
         let denying = compiled(&rules, DenialMatcher::compile);
-        let sought = Sought::meant(&request, &spelling);
-        check(&denying, &part, sought, |it| it.may_mean(&request, &spelling))?;
+        let sought = Sought::meant(&request, &variant);
+        check(&denying, &part, sought, |it| it.may_mean(&request, &variant))?;
     }
 }

@@ -11,9 +11,9 @@ use crate::many::Demanding;
 use crate::pattern::{BadPattern, Pattern, may_end_in_slash, may_exclude, regardless_of_case};
 use crate::query::{all_parameters, folded_rule_name, may_be_named, may_be_values};
 use crate::request::RequestView;
-use crate::spelling::{
-    Parameters, Spelling, any_listed_value, any_value, bare_value, folded_case, folded_rule, hosts,
-    is_equal_folded,
+use crate::variant::{
+    Parameters, PathVariants, any_listed_value, any_value, bare_value, folded_case, folded_rule,
+    hosts, is_equal_folded,
 };
 
 /// A compiled [`RequestMatch`] of a rule that denies, limits or requires. It matches a request that any
@@ -65,7 +65,7 @@ impl DenialMatcher {
     }
 
     /// True if an application may interpret the request as a matching one.
-    pub(crate) fn may_mean(&self, request: &RequestView<'_>, path: &Spelling) -> bool {
+    pub(crate) fn may_mean(&self, request: &RequestView<'_>, path: &PathVariants) -> bool {
         self.path.may_be(request.path, path)
             && (self.is_about_path() || self.may_mean_rest(request))
     }
@@ -192,7 +192,7 @@ impl MeantPath {
     }
 
     #[inline]
-    fn may_be(&self, sent: &str, path: &Spelling) -> bool {
+    fn may_be(&self, sent: &str, path: &PathVariants) -> bool {
         match self {
             Self::Any => true,
             _ if path.is_ambiguous() => self.may_be_ambiguous(sent, path),
@@ -203,15 +203,15 @@ impl MeantPath {
     /// True if an alternative reading of the path matches. Separate, so that the usual path needs no stack
     /// space for it.
     #[inline(never)]
-    fn may_be_ambiguous(&self, sent: &str, path: &Spelling) -> bool {
+    fn may_be_ambiguous(&self, sent: &str, path: &PathVariants) -> bool {
         let mut others = path.others();
         path.climbs()
             || self.fits(sent, path)
-            || others.any(|(other, spelling)| self.fits(other, spelling))
+            || others.any(|(other, variant)| self.fits(other, variant))
     }
 
     #[inline]
-    fn fits(&self, sent: &str, path: &Spelling) -> bool {
+    fn fits(&self, sent: &str, path: &PathVariants) -> bool {
         let read = |parameters| match parameters {
             Parameters::Dropped => path.folded(sent),
             Parameters::Kept => path.with_parameters(sent),
@@ -249,7 +249,7 @@ impl MeantPath {
 
 impl MeantRegex {
     #[inline(never)]
-    fn may_fit(&self, sent: &str, path: &Spelling) -> bool {
+    fn may_fit(&self, sent: &str, path: &PathVariants) -> bool {
         let folded = path.folded(sent);
         let begins = |rest: &str| matches!(rest.as_bytes(), [] | [b'/' | b'.', ..]);
         if !self.elements.is_empty() && !folded.strip_prefix(&*self.elements).is_some_and(begins) {

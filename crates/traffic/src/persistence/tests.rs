@@ -40,7 +40,11 @@ fn ask<'a>(fields: &'a Vec<(String, String)>, path: &'a str) -> RequestView<'a> 
 }
 
 /// Converts the response field of an endpoint to a request field.
-fn told(persistence: &CompiledPersistence, since: Option<u64>, now: u64) -> Vec<(String, String)> {
+fn reported(
+    persistence: &CompiledPersistence,
+    since: Option<u64>,
+    now: u64,
+) -> Vec<(String, String)> {
     let id = endpoint_id("cart-1");
     let answer = (seconds(now), "/", false);
     let (name, value) = persistence.field(&id, since.map(seconds), answer).unwrap();
@@ -56,8 +60,8 @@ fn told(persistence: &CompiledPersistence, since: Option<u64>, now: u64) -> Vec<
 #[test]
 fn a_value_is_read_as_it_was_written_and_nothing_else_is() {
     for value in [
-        Value { number: 7, began: None, told: None },
-        Value { number: u64::MAX, began: Some(0), told: Some(u64::MAX) },
+        Value { number: 7, began: None, reported: None },
+        Value { number: u64::MAX, began: Some(0), reported: Some(u64::MAX) },
     ] {
         assert_eq!(Value::read(&value.written()), Some(value));
     }
@@ -99,7 +103,7 @@ fn a_value_counts_until_one_of_its_times_is_over() {
         (limited(Some(100), Some(20)), 900, false),
     ] {
         let persistence = compiled(rule.clone());
-        let fields = told(&persistence, Some(1_000), 1_050);
+        let fields = reported(&persistence, Some(1_000), 1_050);
         let shown = persistence.shown(&ask(&fields, "/"), seconds(now));
         assert_eq!(shown.is_some(), counts, "{rule:?} at {now}");
         if let Some(shown) = shown.filter(|_| rule.absolute.is_some()) {
@@ -107,7 +111,7 @@ fn a_value_counts_until_one_of_its_times_is_over() {
         }
     }
     // A value without times is invalid if there are limits.
-    let plain = told(&compiled(by(Carries::Header)), None, 1_000);
+    let plain = reported(&compiled(by(Carries::Header)), None, 1_000);
     let persistence = compiled(limited(Some(100), None));
     assert!(persistence.shown(&ask(&plain, "/"), seconds(1_000)).is_none());
 }
@@ -123,7 +127,7 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
         weight: None,
     });
     let persistence = compiled(by(Carries::Cookie));
-    let fields = told(&persistence, None, 5);
+    let fields = reported(&persistence, None, 5);
     let value = &fields[0].1;
     for clear in ["cart-1", "10.1.2.3", "0a010203", "shop"] {
         assert!(!value.contains(clear), "{value}");
@@ -151,12 +155,12 @@ fn rules_without_a_name_have_one_each() {
 }
 
 #[test]
-fn a_client_of_cookies_is_told_what_it_does_not_know() {
+fn a_client_of_cookies_is_reported_what_it_does_not_know() {
     let id = endpoint_id("cart-1");
     let tell = |persistence: Persistence, since: Option<u64>, is_safe| {
-        let told =
+        let reported =
             compiled(persistence).field(&id, since.map(seconds), (seconds(1_030), "/a", is_safe));
-        told.map(|(name, value)| {
+        reported.map(|(name, value)| {
             assert_eq!(name, "set-cookie");
             value.split_once("; ").unwrap().1.to_owned()
         })
@@ -174,8 +178,8 @@ fn a_client_of_cookies_is_told_what_it_does_not_know() {
         // A repeated cookie keeps its original end.
         (idle_lasting, Some(1_000), false, Some("Path=/a; Max-Age=70; HttpOnly; SameSite=Strict")),
     ] {
-        let told = tell(persistence.clone(), since, is_safe);
-        assert_eq!(told.as_deref(), expected, "{persistence:?}");
+        let reported = tell(persistence.clone(), since, is_safe);
+        assert_eq!(reported.as_deref(), expected, "{persistence:?}");
     }
 }
 

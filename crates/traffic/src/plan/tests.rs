@@ -46,7 +46,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         rules: vec![rule],
         endpoints,
         tls_rules: Vec::new(),
-        treatment: leno_model::Treatment::default(),
+        traffic_policy: leno_model::TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };
@@ -132,7 +132,7 @@ fn places_of_keys_follow_weights_and_stay_while_nothing_moves() {
             let endpoints = (1..).zip(weights).map(of).collect();
             let mut view = ServiceView::clone(&view("stock", path, endpoints));
             let port = view.ports.get_mut(&80).unwrap();
-            port.treatment.balancing = Some(balancing.clone());
+            port.traffic_policy.balancing = Some(balancing.clone());
             let views = vec![Arc::new(view)];
             Plans::build(snapshot(Access::Permissive, views), previous).unwrap()
         };
@@ -180,13 +180,13 @@ fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_cha
         let routes = &plans.service(&service("ruled")).unwrap().ports[&80].routes;
         let ruled = routes.rules().iter().map(|rule| rule.actions.as_deref());
         let all = ruled.chain([routes.direct_actions().map(|it| &**it)]);
-        let told = all.map(|actions| {
+        let reported = all.map(|actions| {
             let actions = actions?;
             let attempts = actions.retry.as_ref()?.attempts;
             assert_eq!(actions.retried_by.is_some(), actions.attempt_limit.is_some());
             Some((attempts, actions.retried_by.is_some()))
         });
-        told.collect::<Vec<_>>()
+        reported.collect::<Vec<_>>()
     };
     let before = plans(None, None);
     assert_eq!(attempts(&before), [None, Some((7, false)), None]);

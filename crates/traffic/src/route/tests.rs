@@ -33,7 +33,7 @@ fn port(rules: Vec<RouteRule>) -> PortView {
         rules,
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
-        treatment: leno_model::Treatment::default(),
+        traffic_policy: leno_model::TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use leno_model::{
     Access, Carries, Persistence, PortView, Protocol, Reach, RequestMatch, RouteName, RouteRule,
-    RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, Treatment, WeightedBackend,
-    WorkloadName,
+    RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrafficPolicy,
+    WeightedBackend, WorkloadName,
 };
 
 use super::*;
@@ -34,7 +34,7 @@ fn view(name: &str, rules: Vec<RouteRule>, endpoints: usize) -> (ServiceName, Ar
         rules,
         endpoints: (0..endpoints).map(|number| endpoint(name, number)).collect(),
         tls_rules: Vec::new(),
-        treatment: Treatment::default(),
+        traffic_policy: TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };
@@ -105,7 +105,7 @@ fn ask_where(
     (backend, stay)
 }
 
-fn told(stay: &Stay, id: &EndpointId) -> String {
+fn reported(stay: &Stay, id: &EndpointId) -> String {
     stay.field(id, Duration::from_secs(1), false).unwrap().1
 }
 
@@ -118,7 +118,7 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
     let both = plans([1, 1], 0, 5);
     for name in ["blue", "green"] {
         for endpoint in &*endpoints(&both, name) {
-            let value = told(&ask(&both, None, 0).1.unwrap(), &endpoint.id);
+            let value = reported(&ask(&both, None, 0).1.unwrap(), &endpoint.id);
             // With any current weights, also if a share of requests is answered with 500.
             for plans in
                 [plans([1, 1], 0, 5), plans([0, 0], 0, 5), plans([1, 0], 1, 5), plans([0, 1], 9, 5)]
@@ -130,7 +130,7 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
                     let kept = stay.as_ref().unwrap().endpoint(&among).unwrap();
                     assert_eq!(kept.id, endpoint.id);
                     // The value is unchanged.
-                    assert_eq!(told(&stay.unwrap(), &endpoint.id), value);
+                    assert_eq!(reported(&stay.unwrap(), &endpoint.id), value);
                 }
             }
         }
@@ -141,7 +141,7 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
 fn an_endpoint_that_is_not_well_keeps_nobody_at_its_backend() {
     let plans = plans([1, 0], 0, 2);
     let ill = endpoint("green", 0);
-    let value = told(&ask(&plans, None, 0).1.unwrap(), &ill.id);
+    let value = reported(&ask(&plans, None, 0).1.unwrap(), &ill.id);
     assert_eq!(ask(&plans, Some(&value), 0).0.as_deref(), Some("green"));
     let (backend, stay) = ask_where(|it| it.id != ill.id, &plans, Some(&value), 0);
     assert_eq!((backend.as_deref(), stay.unwrap().kept()), (Some("blue"), None));
@@ -150,9 +150,9 @@ fn an_endpoint_that_is_not_well_keeps_nobody_at_its_backend() {
 #[test]
 fn without_a_value_that_counts_the_weights_decide() {
     let plans = plans([3, 1], 0, 2);
-    let gone = told(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 7).id);
-    let elsewhere = told(&ask(&plans, None, 0).1.unwrap(), &endpoint("cart", 0).id);
-    for value in [None, Some("x"), Some("0000000000000000"), Some(&*gone), Some(&*elsewhere)] {
+    let gone = reported(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 7).id);
+    let other = reported(&ask(&plans, None, 0).1.unwrap(), &endpoint("cart", 0).id);
+    for value in [None, Some("x"), Some("0000000000000000"), Some(&*gone), Some(&*other)] {
         let blue = (0..400).filter(|draw| {
             let (backend, stay) = ask(&plans, value, *draw);
             let among = endpoints(&plans, backend.as_ref().unwrap());
@@ -166,7 +166,7 @@ fn without_a_value_that_counts_the_weights_decide() {
 #[test]
 fn an_endpoint_that_may_not_take_a_request_is_not_kept_to() {
     let plans = plans([1, 1], 0, 3);
-    let value = told(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 1).id);
+    let value = reported(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 1).id);
     let (_, stay) = ask(&plans, Some(&value), 0);
     let stay = stay.unwrap();
     let all = endpoints(&plans, "blue");

@@ -251,9 +251,9 @@ fn outcomes_tell_every_way_with_its_share() {
     };
     let plan = plan(rules(vec![rule(0, TagMatch::default(), split)]));
     let outcomes = plan.outcomes(Some(&view(&Vec::new())));
-    let told: Vec<(f64, Option<&str>)> =
+    let reported: Vec<(f64, Option<&str>)> =
         outcomes.iter().map(|outcome| (outcome.share, outcome.set.as_deref())).collect();
-    assert_eq!(told, [(0.25, Some("version=2")), (0.75, Some("version=1"))]);
+    assert_eq!(reported, [(0.25, Some("version=2")), (0.75, Some("version=1"))]);
     let without = plan.outcomes(None);
     assert_eq!(without.len(), 1);
     assert_eq!(without[0].set.as_deref(), Some("any instance"));

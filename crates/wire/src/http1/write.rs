@@ -121,10 +121,10 @@ pub fn write_response(
     out.extend_from_slice(b"\r\n");
     let bare = head.is_bare();
     // Without a body, the length is that of the response to GET (RFC 9110 §8.6).
-    let told = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
+    let reported = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
     let rules = Rules {
         host: None,
-        length: told && !bare && edits.framing != Framing::Chunked,
+        length: reported && !bare && edits.framing != Framing::Chunked,
         upgrade: edits.connection == Connection::Upgrade,
         remove: edits.remove,
         is_removed: <[u8]>::eq_ignore_ascii_case,

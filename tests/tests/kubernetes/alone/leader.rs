@@ -19,12 +19,12 @@ fn holder() -> String {
 #[allow(clippy::print_stderr, reason = "the figures are the result")]
 fn a_control_plane_that_ends_gives_its_lease_back() {
     let takeover = || {
-        let (before, _) = eventually("one of them leads", PATIENCE, || {
+        let (before, _) = eventually("one of them leads", MAX_WAIT, || {
             Some(holder()).filter(|holder| !holder.is_empty())
         });
         let deleted = Instant::now();
         control(&["delete", "pod", &before, "--wait=false"]);
-        eventually("another one leads", PATIENCE, || {
+        eventually("another one leads", MAX_WAIT, || {
             let now = holder();
             (!now.is_empty() && now != before).then_some(())
         });
@@ -58,7 +58,7 @@ fn control_planes_run_on_different_nodes_after_each_rollout() {
     for _ in 0..3 {
         control(&["rollout", "restart", "deployment/leno-control"]);
         control(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
-        let (found, _) = eventually("the pods of the release before are gone", PATIENCE, || {
+        let (found, _) = eventually("the pods of the release before are gone", MAX_WAIT, || {
             Some(nodes()).filter(|found| found.len() == 2)
         });
         let different: BTreeSet<&String> = found.iter().collect();
@@ -67,4 +67,4 @@ fn control_planes_run_on_different_nodes_after_each_rollout() {
 }
 
 const ATTEMPTS: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_secs(120);

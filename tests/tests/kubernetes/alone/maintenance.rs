@@ -7,7 +7,7 @@ use std::time::Duration;
 use leno_tests::cluster::{Namespace, kubectl, printed};
 use leno_tests::eventually;
 
-use crate::gateways::{gateway, strangers_at};
+use crate::gateways::{external_clients_at, gateway};
 use crate::under_load::{Load, nodes, prepared, process};
 
 /// Returns the number of Pods with a label on a node.
@@ -62,8 +62,8 @@ fn a_drained_node_takes_no_gateway_away() {
     printed(&namespace.kubectl(&rolled_out));
     let there = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
     assert!(there() > 0, "the node has some of the pods");
-    let (strangers, url) = strangers_at(&address);
-    let load = Load::start(&strangers, &url);
+    let (external_clients, url) = external_clients_at(&address);
+    let load = Load::start(&external_clients, &url);
     drain(&node, load, || there() == 0);
 }
 

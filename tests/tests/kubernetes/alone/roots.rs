@@ -137,9 +137,9 @@ fn an_authority_that_was_there_before_signs() {
     let path = "jsonpath={.items[0].status.podIP}";
     let address = printed(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
     let roots = company.path().join("ca.crt");
-    let door = format!("{address}:8080");
+    let listener = format!("{address}:8080");
     let mut shown = Command::new("openssl");
-    shown.args(["s_client", "-connect", &door, "-alpn", "leno/1", "-showcerts", "-CAfile"]);
+    shown.args(["s_client", "-connect", &listener, "-alpn", "leno/1", "-showcerts", "-CAfile"]);
     let shown = shown.arg(roots).stdin(std::process::Stdio::null()).output().unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(

@@ -8,7 +8,7 @@ use leno_tests::manifests::{client, mesh_config};
 use leno_tests::{ControlPlane, Load, Proxy, eventually, free_port, signal_pid};
 use rustix::process::Signal;
 
-use super::{Counted, PATIENCE, loopback, turns};
+use super::{Counted, MAX_WAIT, loopback, turns};
 
 #[test]
 fn a_dozen_seconds_of_chaos_lose_no_request() {
@@ -51,10 +51,10 @@ impl Chaos {
         for service in 0..services {
             manifests.push_str(&front(service));
         }
-        let doors: Vec<u16> = (0..clients).map(|_| free_port()).collect();
-        for (number, door) in doors.iter().enumerate() {
+        let listeners: Vec<u16> = (0..clients).map(|_| free_port()).collect();
+        for (number, listener) in listeners.iter().enumerate() {
             let service = format!("service-{}.shop", number % services);
-            manifests.push_str(&client(&format!("client{number}"), &[], &[(&service, *door)]));
+            manifests.push_str(&client(&format!("client{number}"), &[], &[(&service, *listener)]));
         }
         let controls = ControlPlane::replicas(3, &manifests, &["--certificate-lifetime", "20s"]);
         let join = |(number, name): (usize, String)| Proxy::join(&controls[number % 3], &name, &[]);
@@ -62,12 +62,12 @@ impl Chaos {
         let servers: Vec<Proxy> = servers.enumerate().map(join).collect();
         let names = (0..clients).map(|number| format!("shop/client{number}-1"));
         let clients: Vec<Proxy> = names.enumerate().map(join).collect();
-        let load = |door: &u16| {
-            let door = loopback(*door);
-            turns(door, 200);
-            Load::paced("GET", door, 2, Duration::from_millis(10))
+        let load = |listener: &u16| {
+            let listener = loopback(*listener);
+            turns(listener, 200);
+            Load::paced("GET", listener, 2, Duration::from_millis(10))
         };
-        let loads = doors.iter().map(load).collect();
+        let loads = listeners.iter().map(load).collect();
         let (_applications, done) = (applications, BTreeSet::new());
         let chance = Chance(seed | 1);
         Self { controls, servers, clients, loads, _applications, sidecars, chance, done }
@@ -158,7 +158,7 @@ impl Chaos {
     fn agree(&self) {
         let sidecars = self.sidecars as u64;
         let all = || self.controls.iter().map(|control| control.ask("status"));
-        eventually("all control planes agree", PATIENCE, || {
+        eventually("all control planes agree", MAX_WAIT, || {
             let of = |key: &str| all().filter_map(|status| status[key].as_u64()).sum::<u64>();
             let known = of("registered") == sidecars * self.controls.len() as u64;
             (known && of("proxies") == sidecars && of("behind") == 0).then_some(())

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{Answer, Application, Mesh, Response, eventually, free_port, get};
 
-use super::{PATIENCE, loopback, sidecar};
+use super::{MAX_WAIT, loopback, sidecar};
 
 const SETTING: &str = "---
 apiVersion: policy.openservicemesh.io/v1alpha1
@@ -27,32 +27,32 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     let (sick, asked) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (held, let_go) = std::sync::mpsc::channel::<()>();
     let let_go = std::sync::Mutex::new(let_go);
-    let (told, counted) = (Arc::clone(&sick), Arc::clone(&asked));
+    let (output, counted) = (Arc::clone(&sick), Arc::clone(&asked));
     let application = Application::start(move |request| {
         counted.fetch_add(1, Ordering::SeqCst);
         if request.what().1 == "/wait" {
             let waits = let_go.lock().expect("nobody panicked");
-            waits.recv_timeout(PATIENCE).expect("it is let go");
+            waits.recv_timeout(MAX_WAIT).expect("it is let go");
         }
-        match told.load(Ordering::SeqCst) {
+        match output.load(Ordering::SeqCst) {
             true => Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
             false => Answer::ok("well"),
         }
     });
-    let door = free_port();
+    let listener = free_port();
     let mesh = Mesh::up(
         &[
             mesh_config("permissive"),
             server("ratings", application.port(), &[]),
-            client("web", &[], &[("ratings.shop", door)]),
+            client("web", &[], &[("ratings.shop", listener)]),
             SETTING.to_owned(),
         ]
         .concat(),
     );
-    let door = loopback(door);
-    let ask = || get(door, "/").expect("the door answers");
+    let listener = loopback(listener);
+    let ask = || get(listener, "/").expect("the door answers");
     // Each data thread has its own circuit; connections are spread over all of them.
-    eventually("the circuit is open", PATIENCE, || {
+    eventually("the circuit is open", MAX_WAIT, || {
         let answers: Vec<Response> = (0..20).map(|_| ask()).collect();
         assert!(answers.iter().all(|it| [500, 409].contains(&it.status)), "{answers:?}");
         let is_cut = |it: &Response| it.status == 409 && it.body == b"Coming soon ...";
@@ -62,13 +62,14 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     assert!(page.metric("leno_circuit_turns_total{to=\"open\"}") >= 1.0);
 
     sick.store(false, Ordering::SeqCst);
-    eventually("it is closed", PATIENCE, || (0..20).all(|_| ask().status == 200).then_some(()));
+    eventually("it is closed", MAX_WAIT, || (0..20).all(|_| ask().status == 200).then_some(()));
     assert!(page.metric("leno_circuit_turns_total{to=\"closed\"}") >= 1.0);
 
     // One request is in progress, and no other is admitted.
     let before = asked.load(Ordering::SeqCst);
-    let first = std::thread::spawn(move || get(door, "/wait").expect("the door answers").status);
-    eventually("it is under way", PATIENCE, || {
+    let first =
+        std::thread::spawn(move || get(listener, "/wait").expect("the door answers").status);
+    eventually("it is under way", MAX_WAIT, || {
         (asked.load(Ordering::SeqCst) > before).then_some(())
     });
     let second = ask();

@@ -2,7 +2,7 @@
 
 use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno};
 
-use super::{ALLOWED, Counted, PATIENCE, shop, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, shop, turns};
 
 #[test]
 fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
@@ -11,13 +11,13 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
     control.write("policy.yaml", ALLOWED);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let mut web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
-    let load = Load::start("GET", shop.door, 2);
+    let load = Load::start("GET", shop.listener, 2);
     load.wait_for(100);
     control.kill();
     load.wait_for(500);
-    eventually("its sidecars know that it is gone", PATIENCE, || {
+    eventually("its sidecars know that it is gone", MAX_WAIT, || {
         (web.page.metric("leno_control_connected") == 0.0).then_some(())
     });
     load.wait_for(100);
@@ -26,18 +26,18 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
     // Without a control plane, a sidecar serves from its saved state: certificate, configuration, addresses.
     let inbound = ratings.page.inbound(shop.ratings.port());
     ratings.kill();
-    assert_eq!(get(shop.door, "/").unwrap().reason(), Some("connect-failed"));
+    assert_eq!(get(shop.listener, "/").unwrap().reason(), Some("connect-failed"));
     ratings.start_again();
     assert_eq!(ratings.page.inbound(shop.ratings.port()), inbound);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     web.kill();
     web.start_again();
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
-    let load = Load::start("GET", shop.door, 2);
+    let load = Load::start("GET", shop.listener, 2);
     load.wait_for(100);
     control.start_again();
-    eventually("both follow it again", PATIENCE, || {
+    eventually("both follow it again", MAX_WAIT, || {
         let proxies = control.ask("proxies");
         AdminPage::of(&proxies, "shop/ratings-1").and(AdminPage::of(&proxies, "shop/web-1"))
     });
@@ -48,9 +48,9 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
     control.kill();
     control.remove("policy.yaml");
     control.start_again();
-    turns(shop.door, 403);
+    turns(shop.listener, 403);
     control.write("policy.yaml", ALLOWED);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
     let (token, state) = (foreign.token("shop/web-1"), foreign.state("shop/web-1"));
     let address = control.address().to_string();
     let mut stray = Proxy::launch("shop/web-1", &token, &state, &["--control", &address]);
-    assert_eq!(stray.program.wait(PATIENCE).code(), Some(1));
+    assert_eq!(stray.program.wait(MAX_WAIT).code(), Some(1));
     let printed = stray.program.printed();
     assert!(printed.contains("error: ") && printed.contains("is for another mesh"), "{printed}");
 
@@ -96,21 +96,21 @@ fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
     let state = control.state("shop/web-1");
     let mut web = Proxy::launch("shop/web-1", &token, &state, &[]);
     web.wait_until_ready();
-    turns(shop.door, 200);
-    web.program.stop(PATIENCE);
+    turns(shop.listener, 200);
+    web.program.stop(MAX_WAIT);
 
     // Its certificate is lost, its configuration is not, and its token was used.
     std::fs::remove_file(state.join("credential.pem")).unwrap();
     let mut again = Proxy::launch("shop/web-1", &copy, &state, &[]);
-    let line = again.program.wait_for_line("the control plane rejected the join", PATIENCE);
+    let line = again.program.wait_for_line("the control plane rejected the join", MAX_WAIT);
     assert!(line.contains("serving the last configuration"), "{line}");
     assert!(line.contains("was used already") && !line.contains("unreachable"), "{line}");
-    assert!(again.program.stop(PATIENCE).success(), "it goes on until it is stopped");
+    assert!(again.program.stop(MAX_WAIT).success(), "it goes on until it is stopped");
 }
 
 /// Checks that the proxy exits with an error that contains the rejection of its join once, with this reason.
 fn assert_rejected(proxy: &mut Proxy, reason: &str) {
-    let status = proxy.program.wait(PATIENCE);
+    let status = proxy.program.wait(MAX_WAIT);
     assert_eq!(status.code(), Some(1));
     let printed = proxy.program.printed();
     let lines: Vec<_> = printed.lines().filter(|line| line.contains("rejected the join")).collect();
@@ -126,7 +126,7 @@ fn a_state_directory_is_for_one_proxy_at_a_time() {
     let control = ControlPlane::start(&shop.manifests, &[]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
     let state = control.state("shop/ratings-1");
     let second = leno()
@@ -142,5 +142,5 @@ fn a_state_directory_is_for_one_proxy_at_a_time() {
     // A killed sidecar leaves no state that would block its successor.
     ratings.kill();
     ratings.start_again();
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 }

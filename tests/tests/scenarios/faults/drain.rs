@@ -8,15 +8,15 @@ use std::thread::JoinHandle;
 use leno_tests::{ControlPlane, Mesh, Proxy, Response, eventually, get};
 use rustix::process::Signal;
 
-use super::{Counted, PATIENCE, Shop, shop, turns};
+use super::{Counted, MAX_WAIT, Shop, shop, turns};
 
 #[test]
-fn a_sidecar_told_to_stop_finishes_the_response_under_way_and_takes_no_connection() {
+fn a_sidecar_reported_to_stop_finishes_the_response_under_way_and_takes_no_connection() {
     let (shop, release) = slow_shop();
     let control = ControlPlane::start(&shop.manifests, &[]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     let inbound = ratings.page.inbound(shop.ratings.port());
 
     let under_way = begin(&shop);
@@ -24,21 +24,21 @@ fn a_sidecar_told_to_stop_finishes_the_response_under_way_and_takes_no_connectio
     refuses(inbound);
     release.send(()).unwrap();
     assert_finished(under_way);
-    assert_eq!(ratings.program.wait(PATIENCE).code(), Some(0));
+    assert_eq!(ratings.program.wait(MAX_WAIT).code(), Some(0));
 }
 
 #[test]
-fn a_mesh_told_to_stop_finishes_the_response_under_way_and_ends_well() {
+fn a_mesh_reported_to_stop_finishes_the_response_under_way_and_ends_well() {
     let (shop, release) = slow_shop();
     let mut mesh = Mesh::up(&shop.manifests);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
     let under_way = begin(&shop);
     mesh.up.signal(Signal::TERM);
-    refuses(shop.door);
+    refuses(shop.listener);
     release.send(()).unwrap();
     assert_finished(under_way);
-    assert_eq!(mesh.up.wait(PATIENCE).code(), Some(0));
+    assert_eq!(mesh.up.wait(MAX_WAIT).code(), Some(0));
 }
 
 /// Returns a shop with a response to `/slow` that waits for the test.
@@ -57,16 +57,16 @@ pub(super) fn slow_shop() -> (Shop, Sender<()>) {
 
 /// Sends a request for `/slow` and waits until the application has received it.
 pub(super) fn begin(shop: &Shop) -> JoinHandle<Response> {
-    let (door, before) = (shop.door, shop.ratings.requests());
-    let asking = std::thread::spawn(move || get(door, "/slow").expect("an answer"));
+    let (listener, before) = (shop.listener, shop.ratings.requests());
+    let asking = std::thread::spawn(move || get(listener, "/slow").expect("an answer"));
     let arrived = || (shop.ratings.requests() > before).then_some(());
-    eventually("the application has the request", PATIENCE, arrived);
+    eventually("the application has the request", MAX_WAIT, arrived);
     asking
 }
 
 fn refuses(address: SocketAddr) {
     let refused = || TcpStream::connect(address).err();
-    eventually(&format!("{address} takes no connection"), PATIENCE, refused);
+    eventually(&format!("{address} takes no connection"), MAX_WAIT, refused);
 }
 
 pub(super) fn assert_finished(under_way: JoinHandle<Response>) {

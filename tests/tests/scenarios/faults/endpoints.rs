@@ -13,14 +13,14 @@ use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Counted, PATIENCE, loopback, sidecar};
+use super::{Counted, MAX_WAIT, loopback, sidecar};
 
 #[test]
 fn when_an_application_dies_every_get_is_answered_and_no_post_is_executed_twice() {
     endure(|shop| {
-        let ledger = shop.ledgers[0].to_str().unwrap();
+        let store = shop.stores[0].to_str().unwrap();
         let children = children(shop.mesh.up.pid());
-        children.iter().find(|child| child.command.contains(ledger)).expect("it runs").pid
+        children.iter().find(|child| child.command.contains(store)).expect("it runs").pid
     });
 }
 
@@ -30,14 +30,14 @@ fn when_a_sidecar_dies_every_get_is_answered_and_no_post_is_executed_twice() {
 }
 
 #[test]
-fn when_a_sidecar_is_told_to_stop_no_request_is_lost_whatever_its_method() {
+fn when_a_sidecar_is_reported_to_stop_no_request_is_lost_whatever_its_method() {
     let shop = Shop::open();
     let (gets, posts) = shop.load();
     gets.wait_for(100);
     let stopped = sidecar(&shop.mesh, "shop/ratings-1").pid;
     signal_pid(stopped, Signal::TERM);
     let other = || Some(sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
-    eventually("it is started again", PATIENCE, other);
+    eventually("it is started again", MAX_WAIT, other);
     shop.wait_for_the_first(&gets);
     gets.finish().assert_whole();
     let posts = posts.finish();
@@ -73,22 +73,22 @@ fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
 fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     let (port, taken) = breaker();
     let healthy = Counted::echo();
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         SERVICE.to_owned(),
         HEEDLESS.to_owned(),
         workload("1", port),
         workload("2", healthy.port()),
-        client("web", &[], &[("ratings.shop", door)]),
+        client("web", &[], &[("ratings.shop", listener)]),
     ];
     let _mesh = Mesh::up(&manifests.concat());
     let mut failed = 0;
     for id in 0..40 {
-        let response = get(loopback(door), &format!("/{id}")).unwrap();
+        let response = get(loopback(listener), &format!("/{id}")).unwrap();
         assert_eq!(response.status, 200, "{response:?}");
         let post = format!("POST /{id} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
-        let response = exchange(loopback(door), &post).unwrap();
+        let response = exchange(loopback(listener), &post).unwrap();
         let start = format!("POST /{id} HTTP/1.1");
         let times = taken.lock().unwrap().iter().filter(|line| **line == start).count();
         match response.status {
@@ -141,47 +141,47 @@ const KILLS_MAX: usize = 10;
 /// A service of two workloads that record the requests they execute.
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
-    ledgers: [PathBuf; 2],
+    listener: SocketAddr,
+    stores: [PathBuf; 2],
     _scratch: TempDir,
 }
 
 impl Shop {
     fn open() -> Self {
         let scratch = tempfile::tempdir().expect("a folder for ledgers");
-        let ledgers = ["1", "2"].map(|number| scratch.path().join(format!("ledger-{number}")));
-        let door = free_port();
+        let stores = ["1", "2"].map(|number| scratch.path().join(format!("ledger-{number}")));
+        let listener = free_port();
         let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned()];
-        for (number, ledger) in ["1", "2"].iter().zip(&ledgers) {
-            manifests.push(application(number, ledger));
+        for (number, store) in ["1", "2"].iter().zip(&stores) {
+            manifests.push(application(number, store));
         }
-        manifests.push(client("web", &[], &[("ratings.shop", door)]));
+        manifests.push(client("web", &[], &[("ratings.shop", listener)]));
         let mesh = Mesh::up(&manifests.concat());
-        let shop = Self { mesh, door: loopback(door), ledgers, _scratch: scratch };
-        eventually("both applications answer", PATIENCE, || {
-            let answered = get(shop.door, "/0").is_ok_and(|response| response.status == 200);
-            let busy = shop.ledgers.iter().all(|ledger| !entries(ledger).is_empty());
+        let shop = Self { mesh, listener: loopback(listener), stores, _scratch: scratch };
+        eventually("both applications answer", MAX_WAIT, || {
+            let answered = get(shop.listener, "/0").is_ok_and(|response| response.status == 200);
+            let busy = shop.stores.iter().all(|store| !entries(store).is_empty());
             (answered && busy).then_some(())
         });
         shop
     }
 
     fn load(&self) -> (Load, Load) {
-        (Load::start("GET", self.door, 3), Load::start("POST", self.door, 3))
+        (Load::start("GET", self.listener, 3), Load::start("POST", self.listener, 3))
     }
 
     /// Waits until the first workload serves requests again after its failure.
     fn wait_for_the_first(&self, load: &Load) {
-        let before = entries(&self.ledgers[0]).len();
-        let serves = || (entries(&self.ledgers[0]).len() > before).then_some(());
-        eventually("the first workload is back", PATIENCE, serves);
+        let before = entries(&self.stores[0]).len();
+        let serves = || (entries(&self.stores[0]).len() > before).then_some(());
+        eventually("the first workload is back", MAX_WAIT, serves);
         load.wait_for(100);
     }
 
     /// Asserts that each successful POST was executed once, and each failed one at most once.
     fn assert_executed_once(&self, posts: &Outcome) {
         let mut executed: BTreeMap<String, usize> = BTreeMap::new();
-        for entry in self.ledgers.iter().flat_map(|ledger| entries(ledger)) {
+        for entry in self.stores.iter().flat_map(|store| entries(store)) {
             *executed.entry(entry).or_default() += 1;
         }
         let times = |id: u64| executed.get(&format!("POST /{id}")).copied().unwrap_or_default();
@@ -195,8 +195,8 @@ impl Shop {
     }
 }
 
-fn entries(ledger: &Path) -> Vec<String> {
-    let text = std::fs::read_to_string(ledger).unwrap_or_default();
+fn entries(store: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(store).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
 
@@ -218,10 +218,10 @@ fn breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
     (port, taken)
 }
 
-fn application(number: &str, ledger: &Path) -> String {
+fn application(number: &str, store: &Path) -> String {
     let port = free_port();
-    let ledger = ledger.to_str().expect("a path in UTF-8");
-    let run = json!(["python3", "-c", LEDGER, port.to_string(), ledger]);
+    let store = store.to_str().expect("a path in UTF-8");
+    let run = json!(["python3", "-c", STORE, port.to_string(), store]);
     format!("{}  run: {run}\n", workload(number, port))
 }
 
@@ -246,7 +246,7 @@ spec: {selector: {app: ratings}, ports: [{name: http, port: 9080, targetPort: ht
 ";
 
 /// An application that records each request before its response, with a delay in which it can be killed.
-const LEDGER: &str = r#"
+const STORE: &str = r#"
 import http.server, os, sys, time
 port, path = int(sys.argv[1]), sys.argv[2]
 ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

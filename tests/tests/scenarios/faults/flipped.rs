@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use leno_tests::{ControlPlane, Load, Proxy, eventually};
 
-use super::{ALLOWED, Counted, PATIENCE, shop, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, shop, turns};
 
 #[test]
 fn flipped_bytes_end_a_stream_and_nothing_else() {
@@ -18,15 +18,15 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
     let through = relay.address.to_string();
     let ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
-    let load = Load::start("GET", shop.door, 2);
+    turns(shop.listener, 200);
+    let load = Load::start("GET", shop.listener, 2);
     let connects = || ratings.page.metric("leno_control_connects_total");
     for (way, methods) in [(Way::TO_SIDECAR, "[GET, HEAD]"), (Way::TO_CONTROL, "[GET, PUT]")] {
         let before = connects();
         relay.flip(way);
         // Traffic is required before any byte of it can be flipped.
         control.write("policy.yaml", &ALLOWED.replace("[GET]", methods));
-        eventually("the sidecar has another stream", PATIENCE, || {
+        eventually("the sidecar has another stream", MAX_WAIT, || {
             (connects() > before).then_some(())
         });
     }
@@ -34,7 +34,7 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
     load.finish().assert_whole();
     // Messages from the other side arrive again.
     control.remove("policy.yaml");
-    turns(shop.door, 403);
+    turns(shop.listener, 403);
 }
 
 #[test]
@@ -45,10 +45,10 @@ fn a_sidecar_whose_control_plane_says_nothing_any_more_serves_on() {
     let through = relay.address.to_string();
     let _ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
     let _web = Proxy::join(&control, "shop/web-1", &["--control", &through]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     // Half-open: both ends have a connection, and no bytes get through.
     relay.tell(Way::MUTE);
-    let load = Load::start("GET", shop.door, 2);
+    let load = Load::start("GET", shop.listener, 2);
     load.wait_for(200);
     load.finish().assert_whole();
 }

@@ -9,7 +9,7 @@ use leno_tests::{ControlPlane, Load, Program, Proxy, eventually, get, is_root, l
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{ALLOWED, Counted, PATIENCE, shop, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, shop, turns};
 
 #[test]
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
@@ -26,22 +26,22 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
     let ratings = Proxy::launch("shop/ratings-1", &token, &disk.path().join("state"), &[]);
     ratings.wait_until_ready();
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
-    let load = Load::start("GET", shop.door, 2);
+    let load = Load::start("GET", shop.listener, 2);
     disk.fill();
     let renewed = || ratings.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewed();
-    ratings.program.wait_for_line("cannot write the certificate to disk", PATIENCE);
-    eventually("it is renewed all the same", PATIENCE, || (renewed() > before).then_some(()));
+    ratings.program.wait_for_line("cannot write the certificate to disk", MAX_WAIT);
+    eventually("it is renewed all the same", MAX_WAIT, || (renewed() > before).then_some(()));
     load.wait_for(10);
     load.finish().assert_whole();
 
     control.remove("policy.yaml");
-    turns(shop.door, 403);
-    ratings.program.wait_for_line("cannot write the state directory", PATIENCE);
+    turns(shop.listener, 403);
+    ratings.program.wait_for_line("cannot write the state directory", MAX_WAIT);
     control.write("policy.yaml", ALLOWED);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 }
 
 #[test]
@@ -57,26 +57,26 @@ fn a_control_plane_whose_disk_is_full_tells_of_changes_and_renews() {
     control.write("policy.yaml", ALLOWED);
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
-    let load = Load::start("GET", shop.door, 2);
+    let load = Load::start("GET", shop.listener, 2);
     disk.fill();
     let renewed = || ratings.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewed();
-    eventually("it is renewed all the same", PATIENCE, || (renewed() > before).then_some(()));
+    eventually("it is renewed all the same", MAX_WAIT, || (renewed() > before).then_some(()));
     load.wait_for(10);
     load.finish().assert_whole();
     control.remove("policy.yaml");
-    turns(shop.door, 403);
+    turns(shop.listener, 403);
     control.write("policy.yaml", ALLOWED);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
     // It restarts from its saved state, even while it cannot write.
     control.kill();
     control.start_again();
     let before = renewed();
-    eventually("the new one renews it", PATIENCE, || (renewed() > before).then_some(()));
-    turns(shop.door, 200);
+    eventually("the new one renews it", MAX_WAIT, || (renewed() > before).then_some(()));
+    turns(shop.listener, 200);
 }
 
 #[test]
@@ -94,11 +94,11 @@ fn state_is_whole_again_when_the_disk_has_room() {
     let mut ratings = Proxy::launch("shop/ratings-1", &token, &state, &[]);
     ratings.wait_until_ready();
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 
     disk.fill();
     control.remove("policy.yaml");
-    turns(shop.door, 403);
+    turns(shop.listener, 403);
     for finding in [
         "the control plane cannot write its state in",
         "the sidecar of shop/ratings-1 cannot write its state in",
@@ -114,10 +114,10 @@ fn state_is_whole_again_when_the_disk_has_room() {
     control.kill();
     ratings.kill();
     ratings.start_again();
-    turns(shop.door, 403);
+    turns(shop.listener, 403);
     control.start_again();
     control.write("policy.yaml", ALLOWED);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 }
 
 #[test]
@@ -139,10 +139,10 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
     command.arg("--token-file").arg(token).args(["--access-log", "json"]);
     let _ratings = Program::start("leno proxy into a file", &mut command);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     let send = |name: &str| {
         for number in 0..20 {
-            assert_eq!(get(shop.door, &format!("/{name}/{number}")).unwrap().status, 200);
+            assert_eq!(get(shop.listener, &format!("/{name}/{number}")).unwrap().status, 200);
         }
     };
     let lines_of = |name: &str| {
@@ -150,7 +150,7 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
         text.lines().filter(|line| line.contains(&format!("/{name}/"))).count()
     };
     send("before");
-    eventually("all lines", PATIENCE, || (lines_of("before") == 20).then_some(()));
+    eventually("all lines", MAX_WAIT, || (lines_of("before") == 20).then_some(()));
     disk.fill();
     let finding = "shop/ratings-1: its sidecar drops log";
     // The last pages of existing files have space for some lines.
@@ -160,8 +160,8 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
     });
     disk.free();
     send("after");
-    eventually("all lines after that", PATIENCE, || (lines_of("after") == 20).then_some(()));
-    let text = eventually("the number of dropped lines", PATIENCE, || {
+    eventually("all lines after that", MAX_WAIT, || (lines_of("after") == 20).then_some(()));
+    let text = eventually("the number of dropped lines", MAX_WAIT, || {
         send("last");
         let text = std::fs::read_to_string(&log).unwrap();
         text.contains(" lines were dropped").then_some(text)
@@ -180,7 +180,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     control.write("policy.yaml", ALLOWED);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let mut web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     let root = control.data().join("authority/ca.pem");
     let before = std::fs::read(&root).unwrap();
 
@@ -192,11 +192,11 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     wait_for_status(&control, "no finding", |is_healthy, _| is_healthy);
 
     std::fs::remove_dir_all(control.data()).unwrap();
-    eventually("the same root", PATIENCE, || {
+    eventually("the same root", MAX_WAIT, || {
         std::fs::read(&root).ok().filter(|found| *found == before)
     });
     wait_for_status(&control, "no finding", |is_healthy, _| is_healthy);
-    assert_eq!(get(shop.door, "/").unwrap().status, 200);
+    assert_eq!(get(shop.listener, "/").unwrap().status, 200);
     // Tokens can be issued and used, and members of this control plane trust the next one.
     web.kill();
     std::fs::remove_dir_all(control.state("shop/web-1")).unwrap();
@@ -206,12 +206,12 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     wait_for_status(&control, "all sidecars are back", |is_healthy, text| {
         is_healthy && text.contains("2 sidecars connected")
     });
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
 }
 
 /// Waits until `leno status` satisfies `is_so`, called with the success of its exit code and its output.
 fn wait_for_status(control: &ControlPlane, what: &str, is_so: impl Fn(bool, &str) -> bool) {
-    eventually(what, PATIENCE, || {
+    eventually(what, MAX_WAIT, || {
         let output = control.leno(&["status"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         is_so(output.status.success(), &text).then_some(())

@@ -8,7 +8,7 @@ use std::process::Command;
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{AdminPage, Connection, ControlPlane, Proxy, eventually, free_port, get};
 
-use super::{Counted, PATIENCE, loopback, shop, turns};
+use super::{Counted, MAX_WAIT, loopback, shop, turns};
 
 #[test]
 fn only_members_get_through_the_inbound_port_and_others_are_counted() {
@@ -17,16 +17,16 @@ fn only_members_get_through_the_inbound_port_and_others_are_counted() {
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let web = Proxy::join(&control, "shop/web-1", &[]);
     let foreign = ControlPlane::start(&shop.manifests, &[]);
-    let stranger = Proxy::launch(
+    let external_client = Proxy::launch(
         "shop/web-1",
         &foreign.token("shop/web-1"),
         &foreign.state("shop/web-1"),
         &[],
     );
-    eventually("the stranger has a certificate", PATIENCE, || {
-        (!stranger.page.world()["certificate"].is_null()).then_some(())
+    eventually("the stranger has a certificate", MAX_WAIT, || {
+        (!external_client.page.world()["certificate"].is_null()).then_some(())
     });
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     let inbound = ratings.page.inbound(shop.ratings.port());
     let (page, served) = (ratings.page, shop.ratings.requests());
 
@@ -56,7 +56,7 @@ fn a_certificate_that_has_expired_is_refused() {
     let inbound = ratings.page.inbound(shop.ratings.port());
     // It does not renew its certificate any more, and the last one expires.
     web.kill();
-    eventually("its certificate is refused", PATIENCE, || {
+    eventually("its certificate is refused", MAX_WAIT, || {
         drop(curl(inbound, Some(&control.state("shop/web-1"))));
         (ratings.page.refused("expired-peer") >= 1.0).then_some(())
     });
@@ -65,18 +65,18 @@ fn a_certificate_that_has_expired_is_refused() {
 #[test]
 fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
     let (ratings, details) = (Counted::echo(), Counted::echo());
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server("ratings", ratings.port(), &[]),
         server("details", details.port(), &[]),
-        client("web", &[], &[("ratings.shop", door)]),
+        client("web", &[], &[("ratings.shop", listener)]),
     ];
     let mut control = ControlPlane::start(&manifests.concat(), &[]);
     let mut of_ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let mut of_details = Proxy::join(&control, "shop/details-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(loopback(door), 200);
+    turns(loopback(listener), 200);
     let served = details.requests();
 
     // Another member of the mesh takes over the address while the control plane cannot update the client.
@@ -90,8 +90,8 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
     of_details.start_again();
     assert_eq!(of_details.page.inbound(details.port()), inbound);
 
-    let refused = || get(loopback(door), "/").ok().filter(|response| response.status == 502);
-    let (response, _) = eventually("the client notices", PATIENCE, refused);
+    let refused = || get(loopback(listener), "/").ok().filter(|response| response.status == 502);
+    let (response, _) = eventually("the client notices", MAX_WAIT, refused);
     assert_eq!(response.reason(), Some("wrong-identity"));
     assert_eq!(details.requests(), served, "nothing reached the wrong application");
 }
@@ -100,7 +100,7 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
 fn counts(page: AdminPage, reason: &str) {
     let counted = || Some(page.refused(reason)).filter(|count| *count > 0.0);
     let what = format!("a connection is counted as {reason}");
-    assert_eq!(eventually(&what, PATIENCE, counted).0, 1.0);
+    assert_eq!(eventually(&what, MAX_WAIT, counted).0, 1.0);
 }
 
 /// Returns the status of a curl request with the certificate in a state directory; 000 for none.

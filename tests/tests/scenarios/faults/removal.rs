@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leno_tests::manifests::{client, mesh_config};
 use leno_tests::{Answer, Application, Mesh, eventually, free_port, get};
 
-use super::{PATIENCE, loopback, sidecar};
+use super::{MAX_WAIT, loopback, sidecar};
 
 /// Half of the requests in a second, of at least five.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -39,10 +39,10 @@ impl Instance {
     /// Starts an instance with this response while it is unhealthy.
     fn start(sickly: impl Fn() -> Answer + Send + Sync + 'static) -> Self {
         let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (told, counted) = (Arc::clone(&sick), Arc::clone(&taken));
+        let (output, counted) = (Arc::clone(&sick), Arc::clone(&taken));
         let application = Application::start(move |_| {
             counted.fetch_add(1, Ordering::SeqCst);
-            match told.load(Ordering::SeqCst) {
+            match output.load(Ordering::SeqCst) {
                 true => sickly(),
                 false => Answer::Bytes(WELL.to_vec()),
             }
@@ -54,11 +54,11 @@ impl Instance {
     /// requests.
     fn start_checked() -> Self {
         let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (told, counted) = (Arc::clone(&sick), Arc::clone(&taken));
+        let (output, counted) = (Arc::clone(&sick), Arc::clone(&taken));
         let application = Application::start(move |request| {
             let is_check = request.what() == ("GET", "/healthz");
             counted.fetch_add(usize::from(!is_check), Ordering::SeqCst);
-            match is_check && told.load(Ordering::SeqCst) {
+            match is_check && output.load(Ordering::SeqCst) {
                 true => Answer::Bytes(b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
                 false => Answer::ok("well"),
             }
@@ -150,16 +150,16 @@ fn an_instance_that_breaks_off_is_removed_within_two_windows_and_returns() {
 /// fails, afterwards only probes; and two of the three always stay.
 fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     let instances = [(); 3].map(|()| Instance::start(sickly));
-    let door = free_port();
+    let listener = free_port();
     let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policies.to_owned()];
     for (index, instance) in instances.iter().enumerate() {
         manifests.push(workload(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let door = loopback(door);
-    let fails = || get(door, "/").expect("the door answers").status != 200;
-    eventually("all three answer", PATIENCE, || {
+    let listener = loopback(listener);
+    let fails = || get(listener, "/").expect("the door answers").status != 200;
+    eventually("all three answer", MAX_WAIT, || {
         assert!(!fails());
         instances.iter().all(|instance| instance.taken() > 0).then_some(())
     });
@@ -167,7 +167,7 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     instances[0].sick.store(true, Ordering::SeqCst);
     let mut first_failure = None;
     let (mut asked, mut failed) = (0, 0);
-    eventually("it is removed", PATIENCE, || {
+    eventually("it is removed", MAX_WAIT, || {
         for _ in 0..10 {
             asked += 1;
             if fails() {
@@ -205,14 +205,14 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
 
     instances[0].sick.store(false, Ordering::SeqCst);
     instances[1].sick.store(false, Ordering::SeqCst);
-    eventually("all are back", PATIENCE, || {
+    eventually("all are back", MAX_WAIT, || {
         fails();
         let removed = removed(&mesh);
         assert!(removed.len() <= 1, "{removed:?}");
         removed.is_empty().then_some(())
     });
     let before = instances.each_ref().map(Instance::taken);
-    eventually("each takes its share", PATIENCE, || {
+    eventually("each takes its share", MAX_WAIT, || {
         assert!(!fails());
         let all =
             instances.iter().zip(&before).all(|(instance, before)| instance.taken() > *before);
@@ -227,25 +227,25 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
 fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
     let well = || Answer::Bytes(WELL.to_vec());
     let mut instances = vec![Instance::start(well), Instance::start(well), Instance::start(well)];
-    let door = free_port();
+    let listener = free_port();
     // While connecting fails, the endpoint is also skipped for short times: there are few attempts.
     let policy = POLICY.replace("rate: {percent: 50, minimumRequests: 5}", "consecutive: 3");
     let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policy];
     for (index, instance) in instances.iter().enumerate() {
         manifests.push(workload(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let door = loopback(door);
-    eventually("all three answer", PATIENCE, || {
-        assert_eq!(get(door, "/").expect("the door answers").status, 200);
+    let listener = loopback(listener);
+    eventually("all three answer", MAX_WAIT, || {
+        assert_eq!(get(listener, "/").expect("the door answers").status, 200);
         instances.iter().all(|instance| instance.taken() > 0).then_some(())
     });
     drop(instances.remove(0));
     // A refused connection is retried elsewhere, so clients see no failure.
-    eventually("it is removed", PATIENCE, || {
+    eventually("it is removed", MAX_WAIT, || {
         for _ in 0..50 {
-            assert_eq!(get(door, "/").expect("the door answers").status, 200);
+            assert_eq!(get(listener, "/").expect("the door answers").status, 200);
         }
         (removed(&mesh) == ["shop/ratings-1"]).then_some(())
     });
@@ -257,7 +257,7 @@ const SLACK: Duration = Duration::from_secs(3);
 #[test]
 fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     let instances = [(); 3].map(|()| Instance::start_checked());
-    let door = free_port();
+    let listener = free_port();
     let policy = POLICY.replace(
         "rate: {percent: 50, minimumRequests: 5}",
         "healthCheck: {httpGet: {path: /healthz}, interval: 100ms, timeout: 100ms}",
@@ -266,14 +266,14 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     for (index, instance) in instances.iter().enumerate() {
         manifests.push(workload(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let door = loopback(door);
-    let ask = || get(door, "/").expect("the door answers").status;
-    eventually("the door answers", PATIENCE, || (ask() == 200).then_some(()));
+    let listener = loopback(listener);
+    let ask = || get(listener, "/").expect("the door answers").status;
+    eventually("the door answers", MAX_WAIT, || (ask() == 200).then_some(()));
 
     instances[0].sick.store(true, Ordering::SeqCst);
-    eventually("it is removed though nobody asks", PATIENCE, || {
+    eventually("it is removed though nobody asks", MAX_WAIT, || {
         (removed(&mesh) == ["shop/ratings-1"]).then_some(())
     });
     let before = instances[0].taken();
@@ -283,10 +283,10 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     assert_eq!(instances[0].taken(), before, "no request goes there");
 
     instances[0].sick.store(false, Ordering::SeqCst);
-    eventually("it is back though nobody asks", PATIENCE, || {
+    eventually("it is back though nobody asks", MAX_WAIT, || {
         removed(&mesh).is_empty().then_some(())
     });
-    eventually("it takes its share", PATIENCE, || {
+    eventually("it takes its share", MAX_WAIT, || {
         assert_eq!(ask(), 200);
         (instances[0].taken() > before).then_some(())
     });
@@ -298,7 +298,7 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
 #[test]
 fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
     let instances = [(); 3].map(|()| Instance::start_checked());
-    let door = free_port();
+    let listener = free_port();
     let policy = POLICY.replace(
         "rate: {percent: 50, minimumRequests: 5}",
         "healthCheck: {httpGet: {path: /healthz}, interval: 100ms, timeout: 100ms}",
@@ -308,39 +308,39 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
     for (index, instance) in instances.iter().enumerate() {
         manifests.push(workload(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let door = loopback(door);
-    eventually("the door answers", PATIENCE, || {
-        (get(door, "/").expect("the door answers").status == 200).then_some(())
+    let listener = loopback(listener);
+    eventually("the door answers", MAX_WAIT, || {
+        (get(listener, "/").expect("the door answers").status == 200).then_some(())
     });
     instances[0].sick.store(true, Ordering::SeqCst);
-    eventually("it is removed", PATIENCE, || (removed(&mesh) == ["shop/ratings-1"]).then_some(()));
+    eventually("it is removed", MAX_WAIT, || (removed(&mesh) == ["shop/ratings-1"]).then_some(()));
 
     let url = "http://ratings.shop:9080/?a=b c".replace(' ', "%20");
     let question = ["explain", "request", "--from", "shop/web-1", "--url", &url];
-    let told = mesh.leno(&question);
-    assert_eq!(told.status.code(), Some(0), "{told:?}");
-    let told = String::from_utf8(told.stdout).expect("text");
+    let output = mesh.leno(&question);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = String::from_utf8(output.stdout).expect("text");
     for line in [
         "request   GET http://ratings.shop:9080/?a=b%20c",
         "            Lane shop/gray rule 0 marks 60 % with x-lane: gray",
         "verdict   200-range: allowed; the application responds",
     ] {
-        assert!(told.lines().any(|found| found == line), "{line}\n{told}");
+        assert!(output.lines().any(|found| found == line), "{line}\n{output}");
     }
-    let out: Vec<&str> = told.lines().filter(|line| line.starts_with("ejected")).collect();
+    let out: Vec<&str> = output.lines().filter(|line| line.starts_with("ejected")).collect();
     let begin = "ejected   shop/ratings-1 of shop/ratings port 9080: for ";
-    assert!(out.len() == 1 && out[0].starts_with(begin), "{told}");
-    assert!(out[0].ends_with(" (check), by the OutlierRemoval shop/ratings"), "{told}");
+    assert!(out.len() == 1 && out[0].starts_with(begin), "{output}");
+    assert!(out[0].ends_with(" (check), by the OutlierRemoval shop/ratings"), "{output}");
 
-    let told = mesh.leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
-    let told: serde_json::Value = serde_json::from_slice(&told.stdout).expect("JSON");
-    let endpoints = told["backends"][0]["endpoints"].as_array().expect("a list");
+    let output = mesh.leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
+    let output: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let endpoints = output["backends"][0]["endpoints"].as_array().expect("a list");
     let causes: Vec<&serde_json::Value> =
         endpoints.iter().map(|it| &it["removed"]["cause"]).collect();
     assert_eq!(causes, [&"check".into(), &serde_json::Value::Null, &serde_json::Value::Null]);
-    assert!(endpoints.iter().all(|endpoint| endpoint["ready"] == true), "{told}");
+    assert!(endpoints.iter().all(|endpoint| endpoint["ready"] == true), "{output}");
     assert_eq!(
         endpoints[0]["marks"][0],
         "Lane shop/gray rule 0 marks 60 % with x-lane, as in the request"

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use leno_tests::{ControlPlane, Load, Mesh, Proxy, eventually};
 
-use super::{Counted, PATIENCE, shop, sidecar, turns};
+use super::{Counted, MAX_WAIT, shop, sidecar, turns};
 
 #[test]
 fn certificates_are_renewed_under_load_without_a_failed_request() {
     let shop = shop("permissive", Counted::echo());
     let mesh = Mesh::up_with(&shop.manifests, &["--certificate-lifetime", "10s"]);
-    turns(shop.door, 200);
-    let load = Load::start("GET", shop.door, 2);
+    turns(shop.listener, 200);
+    let load = Load::start("GET", shop.listener, 2);
     load.wait_for(10);
     for _ in 0..2 {
         let before = expiries(&mesh);
@@ -27,24 +27,24 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
     // The control plane lists the certificates that the sidecars use.
     let web = sidecar(&mesh, "shop/web-1");
     let renewed = || web.metric("leno_certificate_renewals_total{result=\"ok\"}") >= 2.0;
-    eventually("the sidecar counts them", PATIENCE, || renewed().then_some(()));
+    eventually("the sidecar counts them", MAX_WAIT, || renewed().then_some(()));
     assert!(web.metric("leno_certificate_renewals_total{result=\"failed\"}") < 1.0);
 }
 
 #[test]
-fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_told_to() {
+fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_reported_to() {
     let shop = shop("permissive", Counted::echo());
     let mut control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &["--on-expiry", "fail"]);
     let web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     control.kill();
-    ratings.program.wait_for_line("this sidecar exits because of --on-expiry fail", PATIENCE);
-    assert!(!ratings.program.wait(PATIENCE).success());
+    ratings.program.wait_for_line("this sidecar exits because of --on-expiry fail", MAX_WAIT);
+    assert!(!ratings.program.wait(MAX_WAIT).success());
     // The other sidecar continues, logs the failure, and counts it.
-    web.program.wait_for_line("peers reject this sidecar", PATIENCE);
+    web.program.wait_for_line("peers reject this sidecar", MAX_WAIT);
     assert!(web.page.metric("leno_certificate_renewals_total{result=\"failed\"}") >= 1.0);
-    assert_ne!(leno_tests::get(shop.door, "/").unwrap().status, 200);
+    assert_ne!(leno_tests::get(shop.listener, "/").unwrap().status, 200);
 }
 
 /// Returns the expiry times of the certificates known to the control plane, ordered by workload.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use leno_tests::{ControlPlane, Load, Proxy, eventually};
 
-use super::{ALLOWED, Counted, PATIENCE, shop, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, shop, turns};
 
 #[test]
 fn a_replica_killed_under_load_loses_no_request_and_no_change() {
@@ -14,14 +14,14 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
     // A token of one control plane is valid for all, and contains all addresses.
     let _ratings = Proxy::join(&controls[1], "shop/ratings-1", &[]);
     let _web = Proxy::join(&controls[2], "shop/web-1", &[]);
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     for control in &controls {
         // Each knows both sidecars, whichever it serves.
         agrees(control, 2);
     }
 
     for turn in 0..controls.len() {
-        let load = Load::start("GET", shop.door, 2);
+        let load = Load::start("GET", shop.listener, 2);
         load.wait_for(50);
         controls[turn].kill();
         load.wait_for(50);
@@ -29,10 +29,10 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
         let left = (turn + 1) % controls.len();
         load.finish().assert_whole();
         controls[left].remove("policy.yaml");
-        turns(shop.door, 403);
+        turns(shop.listener, 403);
         controls[left].write("policy.yaml", ALLOWED);
-        turns(shop.door, 200);
-        let load = Load::start("GET", shop.door, 2);
+        turns(shop.listener, 200);
+        let load = Load::start("GET", shop.listener, 2);
         controls[turn].start_again();
         agrees(&controls[turn], 2);
         load.wait_for(50);
@@ -62,14 +62,14 @@ fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
 /// Checks that a used token is rejected.
 fn refused(controls: &[ControlPlane], token: &Path, state: &Path) {
     let second = Proxy::launch("shop/ratings-1", token, state, &[]);
-    second.program.wait_for_line("was used already", PATIENCE);
+    second.program.wait_for_line("was used already", MAX_WAIT);
     agrees(&controls[1], 1);
 }
 
 /// Waits until a control plane knows this number of sidecars, its own and those of others.
 fn agrees(control: &ControlPlane, registered: u64) {
     let what = format!("{} knows {registered} sidecars", control.address());
-    eventually(&what, PATIENCE, || {
+    eventually(&what, MAX_WAIT, || {
         let status = control.ask("status");
         let settled = status["behind"] == 0;
         (settled && status["registered"].as_u64() == Some(registered)).then_some(())

@@ -34,9 +34,9 @@ fn replaced(lifetime: &str, rest: impl Fn(&[Proxy])) {
     let shop = shop("permissive", Counted::echo());
     let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", lifetime]);
     let sidecars = ["shop/ratings-1", "shop/web-1"].map(|name| Proxy::join(&control, name, &[]));
-    turns(shop.door, 200);
+    turns(shop.listener, 200);
     assert_eq!(status(&control)["stage"], "settled");
-    let load = Load::paced("GET", shop.door, 2, Duration::from_millis(5));
+    let load = Load::paced("GET", shop.listener, 2, Duration::from_millis(5));
     load.wait_for(10);
     let first = control.ask("status")["authority"].clone();
 
@@ -72,7 +72,7 @@ fn step(control: &ControlPlane, step: &str, stage: &str) {
     let before = control.ask("status")["authority"].clone();
     let out = control.leno(&["root", step]);
     assert!(out.status.success(), "{step}: {}", String::from_utf8_lossy(&out.stderr));
-    eventually(&format!("everybody has taken `{step}`"), PATIENCE, || {
+    eventually(&format!("everybody has taken `{step}`"), MAX_WAIT, || {
         let now = control.ask("status");
         (now["authority"] != before && now["outdated"] == 0).then_some(())
     });
@@ -85,4 +85,4 @@ fn status(control: &ControlPlane) -> Value {
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);

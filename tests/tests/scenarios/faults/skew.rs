@@ -3,20 +3,20 @@
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{ControlPlane, Load, Proxy, Release, eventually, free_port};
 
-use super::{ALLOWED, Counted, PATIENCE, loopback, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, loopback, turns};
 
 #[test]
 #[ignore = "builds the release before this one: ./test skew"]
 fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
-    let (one, other, door) = (Counted::echo(), Counted::echo(), free_port());
+    let (one, other, listener) = (Counted::echo(), Counted::echo(), free_port());
     let ports = [one.port(), other.port()];
     // Two workloads of one service, so that one is available while the other is replaced.
     let second = server("ratings", other.port(), &[]).replacen("ratings-1", "ratings-2", 1);
     let (second, _) = second.rsplit_once("---").expect("a workload and a service");
-    let doors = client("web", &[], &[("ratings.shop", door)]);
+    let listeners = client("web", &[], &[("ratings.shop", listener)]);
     let manifests =
-        [&mesh_config("strict"), second, &server("ratings", one.port(), &[]), &doors].concat();
-    let door = loopback(door);
+        [&mesh_config("strict"), second, &server("ratings", one.port(), &[]), &listeners].concat();
+    let listener = loopback(listener);
 
     let before = Release::Previous;
     let mut control = ControlPlane::of(before, &manifests, &["--certificate-lifetime", "20s"]);
@@ -25,10 +25,10 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
         .map(|name| Proxy::join_of(before, &control, name, &[]))
         .into();
     let mut web = Proxy::join_of(before, &control, "shop/web-1", &[]);
-    works(&control, &servers, door);
+    works(&control, &servers, listener);
 
     for release in [Release::This, Release::Previous] {
-        let load = Load::start("GET", door, 2);
+        let load = Load::start("GET", listener, 2);
         load.wait_for(20);
         // Control planes first: they send new fields only to sidecars that support them.
         control.become_release(release);
@@ -39,30 +39,30 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
             load.wait_for(20);
         }
         load.finish().assert_whole();
-        works(&control, &servers, door);
+        works(&control, &servers, listener);
         // Stopping it disconnects its own client.
         web.become_release(release);
-        works(&control, &servers, door);
+        works(&control, &servers, listener);
     }
 
     // The reverse order: sidecars first.
-    let load = Load::start("GET", door, 2);
+    let load = Load::start("GET", listener, 2);
     for turn in 0..servers.len() {
         servers[turn].become_release(Release::This);
         knows(&web, &servers, ports);
         load.wait_for(20);
     }
     load.finish().assert_whole();
-    works(&control, &servers, door);
+    works(&control, &servers, listener);
     // A sidecar of this release joins with a token of the previous one.
     drop(web);
     let _web = Proxy::join_of(Release::This, &control, "shop/web-1", &[]);
-    works(&control, &servers, door);
+    works(&control, &servers, listener);
 }
 
 /// Waits until the client's sidecar knows both servers, as an operator does before replacing the next one.
 fn knows(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
-    eventually("the client knows where both are", PATIENCE, || {
+    eventually("the client knows where both are", MAX_WAIT, || {
         let world = web.page.world().to_string();
         let mut inbound = servers.iter().zip(ports).map(|(server, port)| server.page.inbound(port));
         inbound.all(|address| world.contains(&format!("\"{address}\""))).then_some(())
@@ -70,16 +70,16 @@ fn knows(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
 }
 
 /// Checks that changes arrive and certificates are renewed.
-fn works(control: &ControlPlane, servers: &[Proxy], door: std::net::SocketAddr) {
-    turns(door, 200);
+fn works(control: &ControlPlane, servers: &[Proxy], listener: std::net::SocketAddr) {
+    turns(listener, 200);
     control.remove("policy.yaml");
-    turns(door, 403);
+    turns(listener, 403);
     control.write("policy.yaml", ALLOWED);
-    turns(door, 200);
+    turns(listener, 200);
     for server in servers {
         let renewed = || server.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
         let before = renewed();
         let again = || (renewed() > before).then_some(());
-        eventually("a certificate is renewed", PATIENCE, again);
+        eventually("a certificate is renewed", MAX_WAIT, again);
     }
 }

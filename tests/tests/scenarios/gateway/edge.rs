@@ -42,7 +42,7 @@ impl Edge {
         let changes = objects(&world(meshed)).into_iter().map(Change::Upsert);
         let first = Update { changes: changes.collect(), ..Update::default() };
         updates.blocking_send(first).expect("there is room");
-        let (told, ready) = blocking::channel();
+        let (output, ready) = blocking::channel();
         let (stop, stopped) = oneshot::channel();
         let config = Config::new(directory.path().join("control"), Vec::new());
         let thread = std::thread::spawn(move || {
@@ -51,7 +51,7 @@ impl Edge {
                 let control = Control::start_fed(config, inbox).await.expect("a control plane");
                 let bundle = |name| control.mint_bundle(&name).expect("a bundle").render();
                 let bundles = ["meshed-1", "edge-1"].map(|name| bundle(workload(name)));
-                told.send(bundles).expect("the test waits");
+                output.send(bundles).expect("the test waits");
                 stopped.await.ok();
                 control.shutdown().await;
             });
@@ -76,13 +76,13 @@ impl Edge {
 
     /// Adds an unmeshed application and its service.
     pub(super) fn plain_at(&self, name: &str, port: u16) {
-        let mut told = objects(&format!("{}---\n{}", at(name, port), service(name)));
-        for object in &mut told {
+        let mut output = objects(&format!("{}---\n{}", at(name, port), service(name)));
+        for object in &mut output {
             if let Object::Workload(workload) = object {
                 workload.sidecar = false;
             }
         }
-        self.tell(told);
+        self.tell(output);
     }
 
     /// Sets the ports of the gateway.

@@ -9,7 +9,7 @@ use leno_tests::{Connection, eventually, free_port};
 use rustix::process::Signal;
 
 use super::edge::Edge;
-use super::{PATIENCE, ask, http};
+use super::{MAX_WAIT, ask, http};
 
 /// Requests of clients with persistent connections, and of clients with one connection per request.
 #[derive(Default)]
@@ -57,7 +57,7 @@ fn served(arguments: &[&str]) -> (Edge, SocketAddr) {
     edge.serve(vec![(port, Serves::Http(http("*.example.com")))]);
     edge.is_ready();
     let at = edge.at(port);
-    eventually("the backend is there", PATIENCE, || {
+    eventually("the backend is there", MAX_WAIT, || {
         (ask(at, "/plain", "").status == 200).then_some(())
     });
     (edge, at)
@@ -75,11 +75,11 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
                 let load = &load;
                 scope.spawn(move || load.run(at, number % 2 == 0));
             }
-            eventually("requests are answered", PATIENCE, || {
+            eventually("requests are answered", MAX_WAIT, || {
                 (load.answered.load(Ordering::SeqCst) > 200).then_some(())
             });
             edge.gateway().signal(Signal::TERM);
-            assert!(edge.gateway().wait(2 * PATIENCE).success());
+            assert!(edge.gateway().wait(2 * MAX_WAIT).success());
             load.stops.store(true, Ordering::SeqCst);
         });
         assert_eq!(load.lost.load(Ordering::SeqCst), 0, "linger {linger}");
@@ -109,7 +109,7 @@ fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends(
         let response = connection.receive();
         assert_eq!(response.map(|it| it.status).ok(), Some(200), "{number}");
     }
-    assert!(edge.gateway().wait(2 * PATIENCE).success());
+    assert!(edge.gateway().wait(2 * MAX_WAIT).success());
     assert!(TcpStream::connect(at).is_err());
 }
 
@@ -119,12 +119,12 @@ fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
     let mut idle = Connection::open(at).unwrap();
     assert_eq!(exchange(&mut idle, true), Some(false));
     edge.gateway().signal(Signal::TERM);
-    let ((_, reason), _) = eventually("it is not ready", PATIENCE, || {
+    let ((_, reason), _) = eventually("it is not ready", MAX_WAIT, || {
         Some(edge.readiness()).filter(|(status, _)| *status == 503)
     });
     assert!(reason.contains("is stopping"), "{reason}");
     assert_eq!(exchange(&mut idle, true), Some(true));
     assert_eq!(exchange(&mut Connection::open(at).unwrap(), true), Some(true));
     // The second signal skips the delay of --linger.
-    assert!(edge.gateway().stop(2 * PATIENCE).success());
+    assert!(edge.gateway().stop(2 * MAX_WAIT).success());
 }

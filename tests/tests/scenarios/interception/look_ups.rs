@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leno_tests::{Program, eventually, is_root};
 
-use super::{CLIENT, Pods, SERVER, STRANGER};
+use super::{CLIENT, EXTERNAL_CLIENT, Pods, SERVER};
 
 /// A DNS server with one address for every name, over UDP and TCP.
 const NAME_SERVER: &str = "
@@ -64,12 +64,12 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
         return eprintln!("skipped: network namespaces need root");
     }
     let mut pods = Pods::up();
-    let server = pods.address(STRANGER);
+    let server = pods.address(EXTERNAL_CLIENT);
     let text = format!(
         "nameserver {server}\nsearch shop.svc.cluster.local svc.cluster.local\noptions ndots:5"
     );
     let files = Files::new(&pods.at(CLIENT).0, &format!("{text}\n"));
-    let mut command = pods.at(STRANGER).command("python3");
+    let mut command = pods.at(EXTERNAL_CLIENT).command("python3");
     command.args(["-c", NAME_SERVER, &server]);
     pods.running.push(Program::start("name server", &mut command));
     pods.serve(SERVER, 8080);
@@ -96,5 +96,5 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
         (pods.curl(CLIENT, &[url]) == "200").then_some(())
     });
     let resolve = format!("server:8080:{there}");
-    assert_eq!(pods.curl(STRANGER, &["--resolve", &resolve, url]), "reset");
+    assert_eq!(pods.curl(EXTERNAL_CLIENT, &["--resolve", &resolve, url]), "reset");
 }

@@ -25,20 +25,20 @@ spec:
 
 struct Shop {
     mesh: Mesh,
-    door: u16,
+    listener: u16,
     _application: Application,
 }
 
 fn shop() -> Shop {
-    let (application, door) = (Application::echo(), free_port());
+    let (application, listener) = (Application::echo(), free_port());
     let manifests = [
         mesh_config("strict"),
         server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", door)]),
+        client("user", &[], &[("web.shop", listener)]),
         client("stranger", &[], &[]),
         POLICY.to_owned(),
     ];
-    Shop { mesh: Mesh::up(&manifests.concat()), door, _application: application }
+    Shop { mesh: Mesh::up(&manifests.concat()), listener, _application: application }
 }
 
 impl Shop {
@@ -70,7 +70,7 @@ fn answered(proxy: SocketAddr, method: &str, url: &str) -> u64 {
 fn explain_predicts_what_the_mesh_answers() {
     let shop = shop();
     let proxy = |workload: &str| shop.mesh.sidecar(workload).proxy;
-    let (user, stranger) = (proxy("shop/user-1"), proxy("shop/stranger-1"));
+    let (user, external_client) = (proxy("shop/user-1"), proxy("shop/stranger-1"));
     let web = "http://web.shop:9080";
     for (from, method, url, status) in [
         ("shop/user-1", "GET", format!("{web}/items/1"), 200),
@@ -83,8 +83,8 @@ fn explain_predicts_what_the_mesh_answers() {
         ("shop/stranger-1", "GET", format!("{web}/items/1"), 403),
     ] {
         let what = format!("{from} {method} {url}");
-        let door = if from == "shop/user-1" { user } else { stranger };
-        assert_eq!(answered(door, method, &url), status, "{what}");
+        let listener = if from == "shop/user-1" { user } else { external_client };
+        assert_eq!(answered(listener, method, &url), status, "{what}");
         let code = if status == 200 { 0 } else { 3 };
         assert_eq!(shop.predicted(from, method, &url), (code, status), "explain: {what}");
     }
@@ -92,7 +92,7 @@ fn explain_predicts_what_the_mesh_answers() {
 
 #[test]
 fn explain_predicts_what_rules_do_to_requests() {
-    let (application, door) = (Application::echo(), free_port());
+    let (application, listener) = (Application::echo(), free_port());
     let rules = [
         "{matches: [{path: {value: /old}}], filters: [{type: RequestRedirect, requestRedirect: \
          {statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /items}}}]}",
@@ -104,12 +104,12 @@ fn explain_predicts_what_rules_do_to_requests() {
     let manifests = [
         mesh_config("strict"),
         server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", door)]),
+        client("user", &[], &[("web.shop", listener)]),
         route("web", &rules),
         POLICY.to_owned(),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let shop = Shop { mesh, door, _application: application };
+    let shop = Shop { mesh, listener, _application: application };
     let user = shop.mesh.sidecar("shop/user-1").proxy;
     for (path, status) in
         [("/old/1", 301), ("/v1/1", 200), ("/v1", 404), ("/items/1", 200), ("/other", 404)]
@@ -119,14 +119,14 @@ fn explain_predicts_what_rules_do_to_requests() {
         let code = if status == 200 { 0 } else { 3 };
         assert_eq!(shop.predicted("shop/user-1", "GET", &url), (code, status), "explain: {path}");
     }
-    let told = leno()
+    let output = leno()
         .args(["explain", "request", "--from", "shop/user-1", "--url"])
         .arg("http://web.shop:9080/v1/7?a=b")
         .arg("-f")
         .arg(shop.mesh.file("mesh.yaml"))
         .output()
         .unwrap();
-    let told = String::from_utf8(told.stdout).unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
     for line in [
         "filter    replace the matched prefix of the path with \"/items\"",
         "sent as   GET http://web.shop:9080/items/7?a=b",
@@ -134,14 +134,14 @@ fn explain_predicts_what_rules_do_to_requests() {
          less specific",
         "skipped   HTTPRoute shop/web: rules[0].matches[0] (path prefix /old): the path does not match",
     ] {
-        assert!(told.lines().any(|found| found == line), "{line}\n{told}");
+        assert!(output.lines().any(|found| found == line), "{line}\n{output}");
     }
 }
 
 #[test]
 fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
     let shop = shop();
-    let mut connection = Connection::open(loopback(shop.door)).unwrap();
+    let mut connection = Connection::open(loopback(shop.listener)).unwrap();
     assert_eq!(connection.get("/items/1").unwrap().status, 200);
     for (topic, known) in [
         ("workloads", "shop/stranger-1"),
@@ -162,9 +162,9 @@ fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
     assert_eq!(shop.mesh.ask("status")["trust_domain"], "cluster.local");
     let rejected = shop.mesh.ask("rejected");
     assert_eq!(rejected["rejected"].as_array().map(Vec::len), Some(0), "{rejected}");
-    let elsewhere = tempfile::tempdir().unwrap();
+    let other_place = tempfile::tempdir().unwrap();
     let nobody =
-        leno().args(["get", "workloads", "--data"]).arg(elsewhere.path()).output().unwrap();
+        leno().args(["get", "workloads", "--data"]).arg(other_place.path()).output().unwrap();
     assert_eq!(nobody.status.code(), Some(1), "no mesh responds there");
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("leno up"), "the remedy is named");
 }
@@ -183,8 +183,8 @@ fn check_finds_before_what_up_refuses_afterwards() {
         assert_eq!(said.contains("policy.yaml:11:3: TrafficTarget"), code == 1, "{said}");
     }
     shop.mesh.write("policy.yaml", &bad);
-    let patience = std::time::Duration::from_secs(10);
-    let line = shop.mesh.up.wait_for_line("policy.yaml:11", patience);
+    let max_wait = std::time::Duration::from_secs(10);
+    let line = shop.mesh.up.wait_for_line("policy.yaml:11", max_wait);
     assert!(line.contains("TrafficTarget"), "{line}");
     let rejected = shop.mesh.ask("rejected").to_string();
     assert!(rejected.contains("destiny"), "{rejected}");

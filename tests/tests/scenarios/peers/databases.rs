@@ -13,17 +13,17 @@ use super::{MODES, bounded};
 /// A database behind one sidecar, with an outbound listener at another.
 struct Pair {
     mesh: Mesh,
-    door: String,
+    listener: String,
 }
 
 fn pair(mode: &str, port: u16, command: &[&str]) -> Pair {
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config(mode),
         server_of("database", (port, ""), command),
-        client("user", &[], &[("database.shop", door)]),
+        client("user", &[], &[("database.shop", listener)]),
     ];
-    Pair { mesh: Mesh::up(&manifests.concat()), door: door.to_string() }
+    Pair { mesh: Mesh::up(&manifests.concat()), listener: listener.to_string() }
 }
 
 impl Pair {
@@ -31,10 +31,10 @@ impl Pair {
         let mail = script("smtp_client.py");
         let address = match program {
             _ if program.starts_with("mariadb") => {
-                ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", "-P", &self.door]
+                ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", "-P", &self.listener]
             }
-            _ if program == python() => [&mail[..], &self.door, "", "", "", ""],
-            _ => ["-h", "127.0.0.1", "-p", &self.door, "", ""],
+            _ if program == python() => [&mail[..], &self.listener, "", "", "", ""],
+            _ => ["-h", "127.0.0.1", "-p", &self.listener, "", ""],
         };
         let mut command = bounded(program);
         command.args(address.iter().filter(|word| !word.is_empty())).args(arguments);
@@ -61,12 +61,12 @@ impl Pair {
             self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
         }
         let what = format!("{program} is answered");
-        eventually(&what, PATIENCE, || self.answers(program, ask).then_some(()));
+        eventually(&what, MAX_WAIT, || self.answers(program, ask).then_some(()));
         work();
         if mode == "strict" {
             self.mesh.remove("policy.yaml");
             let what = format!("{program} is answered no more");
-            eventually(&what, PATIENCE, || (!self.answers(program, ask)).then_some(()));
+            eventually(&what, MAX_WAIT, || (!self.answers(program, ask)).then_some(()));
         }
     }
 }
@@ -79,12 +79,12 @@ fn redis_and_its_benchmark() {
         let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
         let pair = pair(mode, port, &[&["redis-server"][..], &own].concat());
         pair.while_served(mode, ("redis-cli", &["PING"]), || {
-            let told = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
+            let output = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
             // Progress output overwrites the same line.
             let last = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
-            let rates: Vec<_> = told.lines().map(last).filter(|l| l.contains("second")).collect();
+            let rates: Vec<_> = output.lines().map(last).filter(|l| l.contains("second")).collect();
             eprintln!("{mode}: {rates:#?}");
-            assert_eq!(rates.len(), 20, "all of its tests ran: {told}");
+            assert_eq!(rates.len(), 20, "all of its tests ran: {output}");
             for more in [["-P", "16", "-n", "5000"], ["-d", "100000", "-n", "500"]] {
                 pair.run("redis-benchmark", &[&more[..], &["-q", "-t", "set,get"]].concat());
             }
@@ -122,9 +122,9 @@ fn mariadb_which_speaks_first_and_its_benchmark() {
             assert_eq!(pair.run("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
             eprintln!("{mode}: a question took {:?}, silence first", began.elapsed());
             let load = ["--auto-generate-sql", "--concurrency=8", "--number-of-queries=800"];
-            let told = pair.run("mariadb-slap", &load);
-            assert!(told.contains("Average number of queries per client: 100"), "{told}");
-            let rate = told.lines().find(|line| line.contains("Average number of seconds"));
+            let output = pair.run("mariadb-slap", &load);
+            assert!(output.contains("Average number of queries per client: 100"), "{output}");
+            let rate = output.lines().find(|line| line.contains("Average number of seconds"));
             eprintln!("{mode}: {}", rate.unwrap_or_default().trim());
         });
         assert_opaque(&pair);
@@ -169,11 +169,11 @@ fn transactions(pair: &Pair, tls: &str) {
     let encrypted = pair.run("psql", &["-At", "-c", question, &database]);
     assert_eq!(encrypted.trim(), if tls == "require" { "t" } else { "f" });
     pair.run("pgbench", &["-i", "-q", &database]);
-    let told = pair.run("pgbench", &["-c", "8", "-j", "2", "-t", "100", &database]);
-    let rate = told.lines().find(|line| line.starts_with("tps"));
+    let output = pair.run("pgbench", &["-c", "8", "-j", "2", "-t", "100", &database]);
+    let rate = output.lines().find(|line| line.starts_with("tps"));
     eprintln!("sslmode={tls}: {}", rate.unwrap_or_default());
-    assert!(told.contains("actually processed: 800/800"), "{told}");
-    assert!(told.contains("failed transactions: 0 "), "{told}");
+    assert!(output.contains("actually processed: 800/800"), "{output}");
+    assert!(output.contains("failed transactions: 0 "), "{output}");
 }
 
 /// Asserts that no connection was classified as HTTP.
@@ -188,4 +188,4 @@ fn assert_opaque(pair: &Pair) {
 }
 
 /// Databases start in a second or two.
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

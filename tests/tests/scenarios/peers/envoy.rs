@@ -18,7 +18,7 @@ struct Shop {
     echo: Application,
     /// The port of grpc-go's interop server, and its command line.
     interop: (u16, [String; 3]),
-    doors: [u16; 3],
+    listeners: [u16; 3],
 }
 
 impl Shop {
@@ -26,13 +26,13 @@ impl Shop {
         let port = free_port();
         let server = go_program("server").display().to_string();
         let interop = (port, [server, "--port".to_owned(), port.to_string()]);
-        let doors = std::array::from_fn(|_| free_port());
-        Self { echo: Application::echo(), interop, doors }
+        let listeners = std::array::from_fn(|_| free_port());
+        Self { echo: Application::echo(), interop, listeners }
     }
 
     /// Returns the manifests with these service ports; `command` runs `web`.
     fn manifests(&self, mode: &str, ports: [u16; 2], command: &[String]) -> String {
-        let [web, grpc, others] = self.doors;
+        let [web, grpc, others] = self.listeners;
         let run: Vec<&str> = command.iter().map(String::as_str).collect();
         let interop = self.interop.1.each_ref().map(String::as_str);
         // A sidecar forwards only to processes of its own workload's command: if Envoy has the port, the server
@@ -60,8 +60,8 @@ impl Shop {
 /// Waits until both services respond on these ports.
 fn wait_for(web: u16, grpc: u16) {
     let answer = || get(loopback(web), "/open/").ok().filter(|response| response.status == 200);
-    eventually("the web service answers", PATIENCE, answer);
-    eventually("a call ends well", PATIENCE, || call(grpc, "empty_unary").ok());
+    eventually("the web service answers", MAX_WAIT, answer);
+    eventually("a call ends well", MAX_WAIT, || call(grpc, "empty_unary").ok());
 }
 
 /// Checks all functions of the services on these ports, through an Envoy; `closed` is the status of a path
@@ -101,19 +101,19 @@ fn as_an_application_it_is_reached_in_either_version() {
             Passage::http2(ports[1], shop.interop.0),
         ]);
         let _mesh = Mesh::up(&shop.manifests(mode, ports, &envoy.command()));
-        let [web, grpc, others] = shop.doors;
+        let [web, grpc, others] = shop.listeners;
         serves((web, grpc), closed(mode), CASES);
         refuses(others, denied(mode));
     }
 }
 
 #[test]
-fn before_a_door_it_reaches_services_in_either_version() {
+fn before_a_listener_it_reaches_services_in_either_version() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
         let mesh = Mesh::up(&shop.manifests(mode, ports, &[]));
-        let [web, grpc, _] = shop.doors;
+        let [web, grpc, _] = shop.listeners;
         wait_for(web, grpc);
         let [at_web, at_grpc] = std::array::from_fn(|_| free_port());
         let envoy = Envoy::prepare(&[Passage::http1(at_web, web), Passage::http2(at_grpc, grpc)]);
@@ -129,7 +129,7 @@ fn as_a_member_it_calls_sidecars_over_http2() {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
         let mesh = Mesh::up(&shop.manifests(mode, ports, &[]));
-        let [web, grpc, others] = shop.doors;
+        let [web, grpc, others] = shop.listeners;
         wait_for(web, grpc);
         // Its own sidecars have their certificates by now.
         refuses(others, denied(mode));
@@ -161,7 +161,7 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         let mut servers =
             ["shop/web-1", "shop/grpc-1"].map(|name| Proxy::join(&control, name, &[]));
         let _clients = ["shop/user-1", "shop/other-1"].map(|name| Proxy::join(&control, name, &[]));
-        let [web, grpc, others] = shop.doors;
+        let [web, grpc, others] = shop.listeners;
         wait_for(web, grpc);
         refuses(others, denied(mode));
 
@@ -185,9 +185,10 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
 }
 
 /// Waits until unauthorized clients get this status.
-fn refuses(door: u16, status: u16) -> Response {
-    let look = || get(loopback(door), "/open/").ok().filter(|response| response.status == status);
-    eventually(&format!("strangers get {status}"), PATIENCE, look).0
+fn refuses(listener: u16, status: u16) -> Response {
+    let look =
+        || get(loopback(listener), "/open/").ok().filter(|response| response.status == status);
+    eventually(&format!("strangers get {status}"), MAX_WAIT, look).0
 }
 
 /// Returns the status for a client without a policy.
@@ -206,4 +207,4 @@ fn identity(account: &str) -> String {
 }
 
 /// Envoy and the gRPC server start in a second or two.
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -25,7 +25,7 @@ fn noting(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Application, 
 
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
     _applications: Vec<Application>,
 }
 
@@ -45,16 +45,16 @@ spec:
 }
 
 fn shop(stock: Application, test: Application, filter: &str) -> Shop {
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server("stock", stock.port(), &[]),
         server("test", test.port(), &[]),
-        client("web", &[], &[("stock", door)]),
+        client("web", &[], &[("stock", listener)]),
         route(filter),
     ];
-    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
-    Shop { mesh: Mesh::up(&manifests.concat()), door, _applications: vec![stock, test] }
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
+    Shop { mesh: Mesh::up(&manifests.concat()), listener, _applications: vec![stock, test] }
 }
 
 fn post(path: &str, bytes: usize) -> String {
@@ -72,13 +72,13 @@ fn a_copy_arrives_and_nobody_waits_for_it() {
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}}}";
     let shop = shop(stock, test, mirror);
     let began = Instant::now();
-    assert_eq!(get(shop.door, "/one?a=b").expect("the door answers").body, b"stock");
-    let small = exchange(shop.door, &post("/two", 5000)).expect("the door answers");
+    assert_eq!(get(shop.listener, "/one?a=b").expect("the door answers").body, b"stock");
+    let small = exchange(shop.listener, &post("/two", 5000)).expect("the door answers");
     assert_eq!((small.status, small.body.as_slice()), (200, &b"stock"[..]));
-    let large = exchange(shop.door, &post("/three", 200_000)).expect("the door answers");
+    let large = exchange(shop.listener, &post("/three", 200_000)).expect("the door answers");
     assert_eq!(large.status, 200);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    let (mut copied, _) = eventually("the copies arrive", PATIENCE, || {
+    let (mut copied, _) = eventually("the copies arrive", MAX_WAIT, || {
         let copied = copied.lock().expect("nobody panicked").clone();
         (copied.len() >= 2).then_some(copied)
     });
@@ -99,12 +99,12 @@ fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
                   fraction: {numerator: 1, denominator: 4}}}";
     let shop = shop(stock, test, mirror);
     for _ in 0..200 {
-        assert_eq!(get(shop.door, "/").expect("the door answers").status, 200);
+        assert_eq!(get(shop.listener, "/").expect("the door answers").status, 200);
     }
     let page = shop.mesh.sidecar("shop/web-1");
     let counted =
         |result: &str| page.metric(&format!("leno_mirrored_requests_total{{result=\"{result}\"}}"));
-    let (all, _) = eventually("all copies have ended", PATIENCE, || {
+    let (all, _) = eventually("all copies have ended", MAX_WAIT, || {
         let all = counted("answered") + counted("failed") + counted("dropped");
         (all > 0.0 && all == copied.lock().expect("nobody panicked").len() as f64).then_some(all)
     });
@@ -113,9 +113,9 @@ fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
 
 #[test]
 fn browsers_are_answered_by_the_sidecar_of_the_client() {
-    let told = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
+    let output = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
                  content-length: 5\r\n\r\nstock";
-    let (stock, heard) = noting(|| Answer::Bytes(told.to_vec()));
+    let (stock, heard) = noting(|| Answer::Bytes(output.to_vec()));
     let (test, _) = noting(|| Answer::ok("test"));
     let cors = "{type: CORS, cors: {allowOrigins: [\"https://*.shop.example\"], allowCredentials: true, \
                 allowMethods: [PUT], allowHeaders: [x-a], exposeHeaders: [x-b], maxAge: 600}}";
@@ -124,7 +124,7 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
         let request = format!(
             "{method} /items HTTP/1.1\r\nhost: a\r\nconnection: close\r\norigin: {origin}\r\n{more}\r\n"
         );
-        exchange(shop.door, &request).expect("the door answers")
+        exchange(shop.listener, &request).expect("the door answers")
     };
     let asks = "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
     let answer = ask("OPTIONS", "https://a.shop.example", asks);
@@ -150,8 +150,8 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
     ]);
     command.args(["--url", "http://stock:9080/items", "-f"]).arg(shop.mesh.file(""));
     let explained = command.output().expect("leno runs");
-    let told = String::from_utf8(explained.stdout).expect("text");
-    assert!(told.contains("verdict   200: CORS preflight"), "{told}");
+    let output = String::from_utf8(explained.stdout).expect("text");
+    assert!(output.contains("verdict   200: CORS preflight"), "{output}");
     assert_eq!(explained.status.code(), Some(3));
     let answer = ask("OPTIONS", "https://evil.example", asks);
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
@@ -166,8 +166,8 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
     // Caches must not serve it to pages of an allowed origin.
     assert_eq!(answer.header("vary"), Some("origin"));
-    assert_eq!(get(shop.door, "/").expect("the door answers").header("vary"), Some("origin"));
+    assert_eq!(get(shop.listener, "/").expect("the door answers").header("vary"), Some("origin"));
     assert_eq!(heard.lock().expect("nobody panicked").len(), 3);
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);

@@ -31,25 +31,25 @@ pub(super) const CASES: &[&str] = &[
 /// grpc-go's interop server behind one sidecar, with an outbound listener at another.
 struct Pair {
     mesh: Mesh,
-    door: u16,
+    listener: u16,
 }
 
 fn pair(mode: &str, protocol: &str) -> Pair {
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let server = go_program("server");
     let run = [server.to_str().unwrap(), "--port", &port.to_string()];
     let manifests = [
         mesh_config(mode),
         server_of("grpc", (port, protocol), &run),
-        client("user", &[], &[("grpc.shop", door)]),
+        client("user", &[], &[("grpc.shop", listener)]),
     ];
-    Pair { mesh: Mesh::up(&manifests.concat()), door }
+    Pair { mesh: Mesh::up(&manifests.concat()), listener }
 }
 
 impl Pair {
     /// Runs one case through the outbound listener.
     fn call(&self, case: &str) -> Result<(), String> {
-        call(self.door, case)
+        call(self.listener, case)
     }
 
     /// Runs one case through the HTTP proxy listener, configured by the client's environment.
@@ -62,7 +62,7 @@ impl Pair {
 
     /// Waits until a case succeeds.
     fn works(&self, case: &str) {
-        eventually(&format!("{case} ends well"), PATIENCE, || self.call(case).ok());
+        eventually(&format!("{case} ends well"), MAX_WAIT, || self.call(case).ok());
     }
 
     /// Waits until a case fails with this gRPC status, and returns the client's output.
@@ -70,7 +70,7 @@ impl Pair {
         let what = format!("{case} fails with {status}");
         let status = format!("code = {status} ");
         let look = || self.call(case).err().filter(|complaint| complaint.contains(&status));
-        eventually(&what, PATIENCE, look).0
+        eventually(&what, MAX_WAIT, look).0
     }
 
     fn every_case_passes(&self) {
@@ -97,10 +97,10 @@ fn address<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
 /// Runs the interop client; the error is its output.
 fn run(command: &mut Command, case: &str) -> Result<(), String> {
     let mut client = Program::start("grpc-go's client", command.args(["--test_case", case]));
-    match client.wait(PATIENCE).success() {
+    match client.wait(MAX_WAIT).success() {
         true => Ok(()),
         false => {
-            client.wait_for_line("FATAL", PATIENCE);
+            client.wait_for_line("FATAL", MAX_WAIT);
             Err(client.printed())
         }
     }
@@ -141,7 +141,7 @@ fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
 }
 
 #[test]
-fn a_call_too_many_is_told_that_a_resource_is_exhausted() {
+fn a_call_too_many_is_reported_that_a_resource_is_exhausted() {
     let pair = pair("permissive", "GRPC");
     pair.works("empty_unary");
     let limit = "apiVersion: leno.dev/v1alpha1
@@ -202,4 +202,4 @@ fn a_port_of_which_nothing_is_said_carries_grpc_too() {
 /// The paths of all calls in the cases, except the unimplemented service.
 pub(super) const WHOLE_SERVICE: &str = "/grpc.testing.TestService/.*";
 /// Each case takes milliseconds; reconnecting to a starting server takes a second.
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -14,7 +14,7 @@ use super::loopback;
 struct Target {
     user: Sidecar,
     web: Sidecar,
-    door: SocketAddr,
+    listener: SocketAddr,
     /// The number of complete requests received by the application.
     seen: Arc<AtomicUsize>,
     _application: Application,
@@ -28,28 +28,34 @@ fn target() -> Target {
         counter.fetch_add(1, Ordering::Relaxed);
         Answer::ok(&request.body)
     });
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", door)]),
+        client("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
-    let target =
-        Target { user, web, door: loopback(door), seen, _application: application, _mesh: mesh };
+    let target = Target {
+        user,
+        web,
+        listener: loopback(listener),
+        seen,
+        _application: application,
+        _mesh: mesh,
+    };
     target.still_serves();
     target
 }
 
 impl Target {
     fn still_serves(&self) {
-        assert_eq!(Connection::open(self.door).unwrap().get("/").unwrap().status, 200);
+        assert_eq!(Connection::open(self.listener).unwrap().get("/").unwrap().status, 200);
     }
 
     /// Sends bytes to the listener and returns the first response.
     fn send(&self, bytes: impl AsRef<[u8]>) -> std::io::Result<Response> {
-        let mut connection = Connection::open(self.door)?;
+        let mut connection = Connection::open(self.listener)?;
         // The response may arrive, and the connection close, before all bytes are sent.
         drop(connection.send(bytes));
         connection.receive()
@@ -105,7 +111,7 @@ fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
     let post =
         |length: usize| format!("POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n");
     for lie in [post(100) + "short", chunked("5\r\nshort"), chunked("5\r\nshort\r\n")] {
-        let mut connection = Connection::open(target.door).unwrap();
+        let mut connection = Connection::open(target.listener).unwrap();
         connection.send(&lie).unwrap();
         connection.finish().unwrap();
         let said = connection.rest().unwrap_or_default();
@@ -115,7 +121,7 @@ fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
     let whole = target.seen.load(Ordering::Relaxed) - before;
     assert_eq!(whole, 1, "the application saw no request but the last");
     // Bytes beyond the declared length are the next request, which is invalid here.
-    let mut connection = Connection::open(target.door).unwrap();
+    let mut connection = Connection::open(target.listener).unwrap();
     connection.send(post(5) + "five!and more\r\n\r\n").unwrap();
     assert_eq!(connection.receive().unwrap().body, b"five!");
     assert_eq!(connection.receive().unwrap().status, 400);
@@ -131,7 +137,7 @@ fn chunked(chunks: &str) -> String {
 fn a_head_that_dribbles_in_has_its_time_and_no_more() {
     let target = target();
     let mut slow: Vec<Connection> =
-        (0..20).map(|_| Connection::open(target.door).unwrap()).collect();
+        (0..20).map(|_| Connection::open(target.listener).unwrap()).collect();
     let mut greeting = Connection::open(target.web.inbound.unwrap()).unwrap();
     let began = Instant::now();
     // The beginning of a TLS record with an incomplete ClientHello.
@@ -169,7 +175,7 @@ fn noise_and_haste_leave_no_trace() {
     let before = (target.user.private_kib(), target.web.private_kib());
     haste(&target, 2000);
     for _ in 0..50 {
-        for address in [target.door, proxy, inbound] {
+        for address in [target.listener, proxy, inbound] {
             let mut connection = Connection::open(address).unwrap();
             connection.send(garbage).unwrap();
             // Rejected, reset or closed: but ended, and never served.
@@ -189,13 +195,17 @@ fn noise_and_haste_leave_no_trace() {
 fn haste(target: &Target, times: usize) {
     let inbound = target.web.inbound.unwrap();
     for turn in 0..times {
-        let address = [target.door, target.user.proxy, inbound][turn % 3];
+        let address = [target.listener, target.user.proxy, inbound][turn % 3];
         let mut connection = Connection::open(address).unwrap();
         if turn % 2 == 0 {
             connection.send("GET / HT").unwrap();
         }
     }
     eventually("the sidecar serves after them", Duration::from_secs(10), || {
-        Connection::open(target.door).ok()?.get("/").ok().filter(|response| response.status == 200)
+        Connection::open(target.listener)
+            .ok()?
+            .get("/")
+            .ok()
+            .filter(|response| response.status == 200)
     });
 }

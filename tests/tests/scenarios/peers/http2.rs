@@ -13,11 +13,11 @@ use super::{MODES, answers, bounded, curl, loopback, noise};
 struct Site {
     nginx: Nginx,
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
 }
 
 fn site(mode: &str) -> Site {
-    let [port, plain, door] = std::array::from_fn(|_| free_port());
+    let [port, plain, listener] = std::array::from_fn(|_| free_port());
     let nginx = Nginx::prepare(&format!(
         "listen 127.0.0.1:{port} http2;
          listen 127.0.0.1:{plain};
@@ -34,18 +34,18 @@ fn site(mode: &str) -> Site {
     let manifests = [
         mesh_config(mode),
         server_of("web", (port, "HTTP2"), &command),
-        client("user", &[], &[("web.shop", door)]),
+        client("user", &[], &[("web.shop", listener)]),
         allowed_http("user", "web", "/.*"),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let door = loopback(door);
-    answers(door);
-    Site { nginx, mesh, door }
+    let listener = loopback(listener);
+    answers(listener);
+    Site { nginx, mesh, listener }
 }
 
 impl Site {
     fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.door)
+        format!("http://{}{path}", self.listener)
     }
 
     /// Returns the `-w` output of an HTTP/2 request; the body is written to a file next to nginx's files.
@@ -69,16 +69,16 @@ fn conforms(port: u16) {
     // nginx reads requests to their end here before it responds: h2spec does not evaluate frames after a
     // complete response (RFC 9113 §5.1, `closed`).
     command.args(["--port", &port.to_string(), "--path", "/patient/"]);
-    let told = String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned();
-    let verdict = told.lines().last().unwrap_or_default();
+    let output = String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned();
+    let verdict = output.lines().last().unwrap_or_default();
     eprintln!("{verdict}");
-    assert_eq!(verdict, "146 tests, 146 passed, 0 skipped, 0 failed", "{told}");
+    assert_eq!(verdict, "146 tests, 146 passed, 0 skipped, 0 failed", "{output}");
 }
 
 #[test]
-fn h2spec_finds_no_fault_with_a_door() {
+fn h2spec_finds_no_fault_with_a_listener() {
     for mode in MODES {
-        conforms(site(mode).door.port());
+        conforms(site(mode).listener.port());
     }
 }
 
@@ -136,22 +136,22 @@ fn curl_changes_to_http2_whatever_the_application_speaks() {
             let passed = request.header("upgrade").or(request.header("http2-settings")).is_some();
             Answer::ok(if passed { "what was for one hop" } else { "hello" })
         });
-        let door = free_port();
+        let listener = free_port();
         let manifests = [
             mesh_config(mode),
             server("echo", application.port(), &[]),
-            client("user", &[], &[("echo.shop", door)]),
+            client("user", &[], &[("echo.shop", listener)]),
             allowed_http("user", "echo", "/.*"),
         ];
         let _mesh = Mesh::up(&manifests.concat());
-        answers(loopback(door));
-        let url = format!("http://{}/", loopback(door));
+        answers(loopback(listener));
+        let url = format!("http://{}/", loopback(listener));
         // Two requests share the upgraded connection; a request with a body is not upgraded.
         for (more, expected) in
             [(&[&*url][..], "hello 2 200hello 2 200"), (&["-d", "body"], "hello 1.1 200")]
         {
-            let told = ["--http2", "-w", " %{http_version} %{http_code}", &url];
-            let said = curl(&[&told[..], more].concat());
+            let output = ["--http2", "-w", " %{http_version} %{http_code}", &url];
+            let said = curl(&[&output[..], more].concat());
             assert_eq!(said, expected, "{mode}: {more:?}");
         }
     }
@@ -191,7 +191,7 @@ fn h2load_sees_no_request_fail() {
 fn nginx_that_ends_connections_after_few_requests_loses_none() {
     let limits = [3, 10, 20, 50];
     let sites = limits.map(|limit| {
-        let [port, plain, door] = std::array::from_fn(|_| free_port());
+        let [port, plain, listener] = std::array::from_fn(|_| free_port());
         let nginx = Nginx::prepare(&format!(
             "listen 127.0.0.1:{port} http2;
              listen 127.0.0.1:{plain};
@@ -200,7 +200,7 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
              location /whole/ {{ proxy_pass http://127.0.0.1:{plain}/; }}"
         ));
         nginx.write("body", noise(2000));
-        (nginx, port, loopback(door))
+        (nginx, port, loopback(listener))
     });
     let names = limits.map(|limit| format!("web{limit}"));
     let services = names.each_ref().map(|name| format!("{name}.shop"));
@@ -210,11 +210,11 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
         manifests += &server_of(name, (*port, "HTTP2"), &command);
     }
-    let doors: Vec<(&str, u16)> =
+    let listeners: Vec<(&str, u16)> =
         services.iter().zip(&sites).map(|(it, site)| (&**it, site.2.port())).collect();
-    let _mesh = Mesh::up(&(manifests + &client("user", &[], &doors)));
-    for ((nginx, _, door), limit) in sites.iter().zip(limits) {
-        answers(*door);
+    let _mesh = Mesh::up(&(manifests + &client("user", &[], &listeners)));
+    for ((nginx, _, listener), limit) in sites.iter().zip(limits) {
+        answers(*listener);
         let body = nginx.file("body");
         for (path, more) in [("/", &[][..]), ("/whole/", &["-d", body.to_str().unwrap()])] {
             for load in [["-c20", "-m20"], ["-c10", "-m5"], ["-c4", "-m3"]] {
@@ -222,7 +222,7 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
                     .args(load)
                     .args(["-t1", "-n3000"])
                     .args(more)
-                    .arg(format!("http://{door}{path}"))
+                    .arg(format!("http://{listener}{path}"))
                     .output()
                     .unwrap();
                 let report = String::from_utf8_lossy(&output.stdout).into_owned();

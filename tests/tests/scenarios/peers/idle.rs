@@ -20,18 +20,18 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
     assert!(enough, "this test needs 11,000 open files: raise the hard limit (ulimit -Hn)");
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let application = Application::echo();
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", door)]),
+        client("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
-    let mut warm: Vec<Connection> = (0..50).map(|_| spoken(door)).collect();
+    let mut warm: Vec<Connection> = (0..50).map(|_| spoken(listener)).collect();
     let before = (user.private_kib(), web.private_kib());
 
-    let mut idle: Vec<Connection> = (0..CONNECTIONS).map(|_| spoken(door)).collect();
+    let mut idle: Vec<Connection> = (0..CONNECTIONS).map(|_| spoken(listener)).collect();
     let after = (user.private_kib(), web.private_kib());
     let bytes = (after.0.saturating_sub(before.0)) * 1024 / CONNECTIONS as u64;
     let grown = after.1.saturating_sub(before.1);
@@ -54,8 +54,8 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
 }
 
 /// Returns a connection that has sent one request.
-fn spoken(door: u16) -> Connection {
-    let mut connection = Connection::open(loopback(door)).unwrap();
+fn spoken(listener: u16) -> Connection {
+    let mut connection = Connection::open(loopback(listener)).unwrap();
     assert_eq!(connection.get("/").unwrap().body, b"GET / ");
     connection
 }

@@ -9,10 +9,10 @@ use leno_tests::{ControlPlane, Mesh, Proxy, Streaming, eventually, free_port};
 use super::curl;
 
 /// Returns an application at `::1`, and a client with an outbound listener there.
-fn manifests(mode: &str, port: u16, door: u16) -> String {
+fn manifests(mode: &str, port: u16, listener: u16) -> String {
     let web = server("web", port, &[])
         .replace("spec:\n  service", "spec:\n  address: \"::1\"\n  service");
-    let user = client("user", &[], &[("web.shop", door)]).replace("127.0.0.1", "[::1]");
+    let user = client("user", &[], &[("web.shop", listener)]).replace("127.0.0.1", "[::1]");
     assert!(web.contains("::1") && user.contains("[::1]:"));
     [mesh_config(mode), web, user, allowed_http("user", "web", "/.*")].concat()
 }
@@ -25,8 +25,8 @@ fn downloaded(arguments: &[&str]) -> String {
 
 #[test]
 fn a_mesh_may_speak_ipv6_alone() {
-    let (application, door) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
-    let manifests = manifests("strict", application.port(), door);
+    let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
+    let manifests = manifests("strict", application.port(), listener);
     let control = ControlPlane::start_at("[::1]:0", &manifests, &[]);
     let options = ["--inbound", "::1", "--http-proxy", "[::1]:0", "--admin", "[::1]:0"];
     let web = Proxy::join(&control, "shop/web-1", &options);
@@ -34,7 +34,7 @@ fn a_mesh_may_speak_ipv6_alone() {
     assert!(web.page.address.is_ipv6() && user.page.address.is_ipv6());
     assert!(web.page.inbound(application.port()).is_ipv6());
 
-    let url = format!("http://[::1]:{door}/300000");
+    let url = format!("http://[::1]:{listener}/300000");
     eventually("the door is answered", Duration::from_secs(20), || {
         downloaded(&[&url]).starts_with("200").then_some(())
     });
@@ -52,16 +52,16 @@ fn a_mesh_may_speak_ipv6_alone() {
 
 #[test]
 fn either_version_leads_to_the_other() {
-    let (application, door) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
+    let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
     let other = free_port();
-    let mut manifests = manifests("permissive", application.port(), door);
+    let mut manifests = manifests("permissive", application.port(), listener);
     manifests.push_str(&client("guest", &[], &[("web.shop", other)]));
     let _mesh = Mesh::up(&manifests);
-    for door in [format!("[::1]:{door}"), format!("127.0.0.1:{other}")] {
-        let url = format!("http://{door}/1000");
+    for listener in [format!("[::1]:{listener}"), format!("127.0.0.1:{other}")] {
+        let url = format!("http://{listener}/1000");
         eventually("the door is answered", Duration::from_secs(20), || {
             downloaded(&[&url]).starts_with("200").then_some(())
         });
-        assert_eq!(downloaded(&[&url]), "200 1000", "{door}");
+        assert_eq!(downloaded(&[&url]), "200 1000", "{listener}");
     }
 }

@@ -66,29 +66,29 @@ for name in sys.argv[2:]:
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("large"), noise(5 * 1024 * 1024)).unwrap();
         std::fs::write(folder.path().join("closed"), "nobody's").unwrap();
-        let ([port, door], path) = (std::array::from_fn(|_| free_port()), folder.path());
+        let ([port, listener], path) = (std::array::from_fn(|_| free_port()), folder.path());
         let number = port.to_string();
         let run =
             ["-m", "http.server", &number, "--bind", "127.0.0.1", "-d", path.to_str().unwrap()];
         let manifests = [
             mesh_config(mode),
             server("files", port, &[&[python()][..], &run].concat()),
-            client("user", &[], &[("files.shop", door)]),
+            client("user", &[], &[("files.shop", listener)]),
             allowed_http("user", "files", "/(large|absent)?"),
         ];
         let _mesh = Mesh::up(&manifests.concat());
-        answers(loopback(door));
-        assert_closed(mode, loopback(door), "/closed");
-        let url = format!("http://127.0.0.1:{door}");
+        answers(loopback(listener));
+        assert_closed(mode, loopback(listener), "/closed");
+        let url = format!("http://127.0.0.1:{listener}");
         let mut ask = bounded(python());
-        let told = ask.args(["-c", ASK, &url, "/large", "/absent", "/large"]).output().unwrap();
-        let told = String::from_utf8_lossy(&told.stdout).into_owned();
+        let output = ask.args(["-c", ASK, &url, "/large", "/absent", "/large"]).output().unwrap();
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
         let sum = Command::new("sha256sum").arg(path.join("large")).output().unwrap();
         let sum = String::from_utf8_lossy(&sum.stdout).into_owned();
         let whole = format!("200 {}", sum.split(' ').next().unwrap());
-        let lines: Vec<_> = told.lines().collect();
-        assert!(lines[0] == whole && lines[2] == whole, "5 MiB arrive as they were: {told}");
-        assert!(lines[1].starts_with("404 "), "{told}");
+        let lines: Vec<_> = output.lines().collect();
+        assert!(lines[0] == whole && lines[2] == whole, "5 MiB arrive as they were: {output}");
+        assert!(lines[1].starts_with("404 "), "{output}");
     }
 }
 

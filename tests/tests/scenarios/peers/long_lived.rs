@@ -46,7 +46,7 @@ impl Kind {
 
     /// Returns a service `chat` and a client with an outbound listener for it; `run` is the server's command,
     /// or empty.
-    fn manifests(self, (port, door): (u16, u16), run: &[String]) -> String {
+    fn manifests(self, (port, listener): (u16, u16), run: &[String]) -> String {
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let server = match self {
             Self::WebSocket => server_of("chat", (port, "HTTP"), &run),
@@ -54,21 +54,21 @@ impl Kind {
             Self::WebSocketOverHttp2 => server_of("chat", (port, "HTTP"), &run)
                 .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c"),
         };
-        let client = client("user", &[], &[("chat.shop", door)]);
+        let client = client("user", &[], &[("chat.shop", listener)]);
         let policy = allowed_http("user", "chat", self.path());
         [mesh_config("permissive"), server, client, policy].concat()
     }
 
     /// Returns a client with an open stream through an outbound listener.
-    fn open(self, door: u16) -> Stream {
+    fn open(self, listener: u16) -> Stream {
         let (program, file, scheme) = match self {
             Self::WebSocket => (python(), "websocket_client.py", "ws"),
             Self::WebSocketOverHttp2 => ("node", "websocket_http2.mjs", "http"),
             Self::Grpc => ("node", "grpc_stream.mjs", "http"),
         };
         let mut client = Dialogue::start(program, &[&script(file)]);
-        let open = format!("open {scheme}://127.0.0.1:{door}{}", self.path());
-        eventually("the server listens", PATIENCE, || (client.say(&open) == "open").then_some(()));
+        let open = format!("open {scheme}://127.0.0.1:{listener}{}", self.path());
+        eventually("the server listens", MAX_WAIT, || (client.say(&open) == "open").then_some(()));
         Stream { client, open }
     }
 }
@@ -96,17 +96,17 @@ impl Stream {
 /// Changes the rules so that the open stream would no longer be allowed: first no matching route and a short
 /// timeout, then no route, strict mode, and other labels.
 fn outlives_rules(kind: Kind) {
-    let (port, door) = (free_port(), free_port());
-    let mesh = Mesh::up(&kind.manifests((port, door), &kind.server(port)));
-    let mut stream = kind.open(door);
+    let (port, listener) = (free_port(), free_port());
+    let mesh = Mesh::up(&kind.manifests((port, listener), &kind.server(port)));
+    let mut stream = kind.open(listener);
     let user = mesh.sidecar("shop/user-1").pid;
     let turns = |path: &str, reason: &str| {
-        let look = || get(loopback(door), path).ok().filter(|r| r.reason() == Some(reason));
-        eventually(&format!("{path} is answered {reason}"), PATIENCE, look);
+        let look = || get(loopback(listener), path).ok().filter(|r| r.reason() == Some(reason));
+        eventually(&format!("{path} is answered {reason}"), MAX_WAIT, look);
     };
-    let elsewhere = "{matches: [{path: {type: Exact, value: /elsewhere}}], \
+    let other_place = "{matches: [{path: {type: Exact, value: /elsewhere}}], \
                      timeouts: {request: 1s}, backendRefs: [{name: chat, port: 9080}]}";
-    mesh.write("route.yaml", &route("chat", &[elsewhere]));
+    mesh.write("route.yaml", &route("chat", &[other_place]));
     turns(kind.path(), "no-route");
     stream.converses();
     mesh.remove("route.yaml");
@@ -123,10 +123,10 @@ fn outlives_rules(kind: Kind) {
 
 /// Certificates live for ten seconds, and the stream continues when all initial ones have expired.
 fn outlives_certificates(kind: Kind) {
-    let (port, door) = (free_port(), free_port());
-    let manifests = kind.manifests((port, door), &kind.server(port));
+    let (port, listener) = (free_port(), free_port());
+    let manifests = kind.manifests((port, listener), &kind.server(port));
     let mesh = Mesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
-    let mut stream = kind.open(door);
+    let mut stream = kind.open(listener);
     let began = expiries(&mesh);
     let last = began.iter().copied().max().unwrap();
     eventually("all certificates of the beginning have ended", Duration::from_secs(60), || {
@@ -142,28 +142,28 @@ fn outlives_certificates(kind: Kind) {
 
 /// Stops either sidecar: new streams are rejected, the open stream continues and ends with the drain.
 fn goes_on_while_a_sidecar_drains(kind: Kind) {
-    let (port, door) = (free_port(), free_port());
+    let (port, listener) = (free_port(), free_port());
     let run = kind.server(port);
     let _server = Program::start("the server", Command::new(&run[0]).args(&run[1..]));
-    let control = ControlPlane::start(&kind.manifests((port, door), &[]), &[]);
+    let control = ControlPlane::start(&kind.manifests((port, listener), &[]), &[]);
     let drain = ["--drain-timeout", "5s"];
     let mut chat = Proxy::join(&control, "shop/chat-1", &drain);
     let mut user = Proxy::join(&control, "shop/user-1", &drain);
     let inbound = chat.page.inbound(port);
-    for (stopped, entrance) in [(&mut user, loopback(door)), (&mut chat, inbound)] {
-        let mut stream = kind.open(door);
-        let told = Instant::now();
+    for (stopped, listener_kind) in [(&mut user, loopback(listener)), (&mut chat, inbound)] {
+        let mut stream = kind.open(listener);
+        let output = Instant::now();
         stopped.program.signal(Signal::TERM);
-        let refused = || TcpStream::connect(entrance).err();
-        eventually("a draining sidecar takes no connection", PATIENCE, refused);
+        let refused = || TcpStream::connect(listener_kind).err();
+        eventually("a draining sidecar takes no connection", MAX_WAIT, refused);
         stream.converses();
         assert_eq!(stream.client.say("ended"), "ended");
-        let after = told.elapsed();
+        let after = output.elapsed();
         assert!(after >= DRAIN, "it ended after {after:?}, before its time was over");
-        assert_eq!(stopped.program.wait(PATIENCE).code(), Some(0));
+        assert_eq!(stopped.program.wait(MAX_WAIT).code(), Some(0));
         stopped.start_again();
     }
-    kind.open(door).converses();
+    kind.open(listener).converses();
 }
 
 #[test]
@@ -220,4 +220,4 @@ fn expiries(mesh: &Mesh) -> Vec<u64> {
 
 /// The drain timeout of a sidecar in these tests.
 const DRAIN: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

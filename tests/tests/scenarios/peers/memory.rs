@@ -33,7 +33,7 @@ struct Pair {
     _mesh: Mesh,
     application: Streaming,
     sidecars: [Sidecar; 2],
-    door: SocketAddr,
+    listener: SocketAddr,
 }
 
 impl Pair {
@@ -50,13 +50,13 @@ impl Pair {
     }
 
     fn of(application: Streaming, server: String) -> Self {
-        let door = free_port();
+        let listener = free_port();
         let manifests =
-            [mesh_config("permissive"), server, client("user", &[], &[("web.shop", door)])];
+            [mesh_config("permissive"), server, client("user", &[], &[("web.shop", listener)])];
         // The default stall timeout is a minute, and a busy machine may be slow.
         let mesh = Mesh::up_with(&manifests.concat(), &["--body-stall-timeout", "10m"]);
         let sidecars = [mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1")];
-        let pair = Self { _mesh: mesh, application, sidecars, door: loopback(door) };
+        let pair = Self { _mesh: mesh, application, sidecars, listener: loopback(listener) };
         // One-time allocations by the first connections and a first body are not counted.
         pair.download(16 * 1024 * 1024);
         pair.upload(16 * 1024 * 1024);
@@ -113,7 +113,7 @@ impl Pair {
 
     /// Reads a response of this length; returns each sidecar's peak memory meanwhile.
     fn download(&self, length: u64) -> [u64; 2] {
-        let mut tcp = ask(TcpStream::connect(self.door).unwrap(), length);
+        let mut tcp = ask(TcpStream::connect(self.listener).unwrap(), length);
         let mut most = Most::of(self);
         check(&mut tcp, length, |bytes| most.passed(bytes)).unwrap();
         most.kib
@@ -121,7 +121,7 @@ impl Pair {
 
     /// Sends a request of this length; returns each sidecar's peak memory meanwhile.
     fn upload(&self, length: u64) -> [u64; 2] {
-        let mut tcp = TcpStream::connect(self.door).unwrap();
+        let mut tcp = TcpStream::connect(self.listener).unwrap();
         write!(tcp, "POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n").unwrap();
         let mut most = Most::of(self);
         produce(&mut tcp, length, |bytes| most.passed(bytes)).unwrap();
@@ -262,7 +262,7 @@ fn ten_gibibytes_cost_no_more_than_a_short_body() {
 fn a_thousand_readers_that_do_not_read_hold_a_bounded_part_of_their_answers() {
     raise_limit();
     let pair = Pair::up(Streaming::start_narrow());
-    let connect = || (0..READERS).map(|_| reader(pair.door)).collect::<Vec<_>>();
+    let connect = || (0..READERS).map(|_| reader(pair.listener)).collect::<Vec<_>>();
     pair.holds_for(connect, READER_KIB_MAX, |readers| {
         for reader in readers.iter_mut().step_by(100) {
             SockRef::from(&*reader).set_recv_buffer_size(1024 * 1024).unwrap();
@@ -276,7 +276,7 @@ fn a_thousand_streams_of_http2_that_nobody_reads_hold_a_bounded_part_of_their_an
     raise_limit();
     let pair = Pair::over_http2(Streaming::start_narrow());
     let connections = READERS / STREAMS;
-    let connect = || (0..connections).map(|_| reader_of_many(pair.door)).collect::<Vec<_>>();
+    let connect = || (0..connections).map(|_| reader_of_many(pair.listener)).collect::<Vec<_>>();
     pair.holds_for(connect, STREAM_KIB_MAX, |readers| read_many(&mut readers[0]));
 }
 

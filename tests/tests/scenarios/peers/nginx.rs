@@ -19,12 +19,12 @@ const LOCATIONS: &str = "
 struct Site {
     nginx: Nginx,
     _mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
 }
 
 /// Starts the site; in strict mode a policy allows only the requests of the tests.
 fn site(mode: &str) -> Site {
-    let (nginx, door) = (Nginx::prepare(LOCATIONS), free_port());
+    let (nginx, listener) = (Nginx::prepare(LOCATIONS), free_port());
     nginx.write("index.html", "hello\n");
     nginx.write("small", noise(1024));
     nginx.write("large", noise(5 * 1024 * 1024));
@@ -37,7 +37,7 @@ fn site(mode: &str) -> Site {
     let manifests = [
         mesh_config(mode),
         server("web", nginx.port, &command),
-        client("user", &[], &[("web.shop", door)]),
+        client("user", &[], &[("web.shop", listener)]),
         allowed_http(
             "user",
             "web",
@@ -45,15 +45,15 @@ fn site(mode: &str) -> Site {
         ),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let door = loopback(door);
-    answers(door);
-    assert_closed(mode, door, "/closed");
-    Site { nginx, _mesh: mesh, door }
+    let listener = loopback(listener);
+    answers(listener);
+    assert_closed(mode, listener, "/closed");
+    Site { nginx, _mesh: mesh, listener }
 }
 
 impl Site {
     fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.door)
+        format!("http://{}{path}", self.listener)
     }
 
     /// Downloads with curl and returns the bytes.
@@ -144,7 +144,7 @@ fn uploads_arrive_whole_and_may_be_announced_first() {
 fn one_connection_carries_many_requests_and_wrk_sees_no_error() {
     for mode in MODES {
         let site = site(mode);
-        let mut connection = Connection::open(site.door).unwrap();
+        let mut connection = Connection::open(site.listener).unwrap();
         let small = noise(1024);
         for _ in 0..200 {
             let response = connection.get("/small").unwrap();

@@ -25,11 +25,11 @@ fn nothing_readable_travels_between_sidecars() {
         let head = format!("HTTP/1.1 200 OK\r\nx-m: {MARKER}\r\ncontent-length: {length}\r\n\r\n");
         Answer::Bytes((head + &text).into_bytes())
     });
-    let door = free_port();
+    let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", door)]),
+        client("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let inbound = mesh.sidecar("shop/web-1").inbound.expect("it has a port").port();
@@ -37,7 +37,7 @@ fn nothing_readable_travels_between_sidecars() {
     let between = Capture::start(inbound, &folder.path().join("between"));
     let behind = Capture::start(application.port(), &folder.path().join("behind"));
 
-    let mut connection = Connection::open(loopback(door)).unwrap();
+    let mut connection = Connection::open(loopback(listener)).unwrap();
     for turn in 0..REQUESTS {
         let body = MARKER.repeat(100);
         let head = format!(

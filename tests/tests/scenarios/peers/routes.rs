@@ -13,7 +13,7 @@ use crate::faults::sidecar;
 /// never responds.
 struct Shop {
     mesh: Mesh,
-    door: SocketAddr,
+    listener: SocketAddr,
     _nginx: Nginx,
     _files: tempfile::TempDir,
     _silent: Application,
@@ -32,25 +32,25 @@ fn shop() -> Shop {
         std::fs::write(folder.join("index.html"), "python").unwrap();
     }
     let silent = Application::start(|_| Answer::Silence);
-    let [python, door, to_python, to_nginx] = std::array::from_fn(|_| free_port());
+    let [python, listener, to_python, to_nginx] = std::array::from_fn(|_| free_port());
     let port = python.to_string();
     let folder = files.path().to_str().unwrap();
     let run_python = ["python3", "-m", "http.server", &port, "--bind", "127.0.0.1", "-d", folder];
     let run_nginx = nginx.command();
     let run_nginx: Vec<&str> = run_nginx.iter().map(String::as_str).collect();
-    let doors = [("web.shop", door), ("python.shop", to_python), ("nginx.shop", to_nginx)];
+    let listeners = [("web.shop", listener), ("python.shop", to_python), ("nginx.shop", to_nginx)];
     let manifests = [
         mesh_config("permissive"),
         service("web"),
         server("python", python, &run_python),
         server("nginx", nginx.port, &run_nginx),
         server("silent", silent.port(), &[]),
-        client("user", &[], &doors),
+        client("user", &[], &listeners),
     ];
     let mesh = Mesh::up(&manifests.concat());
     answers(loopback(to_python));
     answers(loopback(to_nginx));
-    Shop { mesh, door: loopback(door), _nginx: nginx, _files: files, _silent: silent }
+    Shop { mesh, listener: loopback(listener), _nginx: nginx, _files: files, _silent: silent }
 }
 
 impl Shop {
@@ -65,7 +65,7 @@ impl Shop {
     }
 
     fn ask(&self, method: &str, path: &str, fields: &str) -> Response {
-        let mut connection = Connection::open(self.door).unwrap();
+        let mut connection = Connection::open(self.listener).unwrap();
         let length = if method == "POST" { "content-length: 0\r\n" } else { "" };
         let head = format!("{method} {path} HTTP/1.1\r\nhost: web\r\n{length}{fields}\r\n");
         connection.send(head).unwrap();
@@ -103,7 +103,7 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
     shop.route(&[&split(0, 1)], is("nginx"));
     // Either backend may respond now; the first response of the other backend shows that the route is in force.
     shop.route(&[&split(90, 10)], is("python"));
-    let mut connection = Connection::open(shop.door).unwrap();
+    let mut connection = Connection::open(shop.listener).unwrap();
     let answers: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
     assert!(answers.iter().all(|answer| answer.status == 200));
     let nginx = answers.iter().filter(|answer| answer.body == b"nginx").count();

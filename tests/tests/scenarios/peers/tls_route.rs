@@ -12,14 +12,14 @@ use super::{MODES, bounded};
 /// Two servers, each with a certificate for its own name, and a service `secure` of the first.
 struct Site {
     mesh: Mesh,
-    door: u16,
+    listener: u16,
     _files: TempDir,
 }
 
 /// Starts the site; a policy opens the first server, and tests decide about the second.
 fn site(mode: &str, route: &str) -> Site {
     let files = tempfile::tempdir().unwrap();
-    let door = free_port();
+    let listener = free_port();
     let ports = [free_port(), free_port()];
     let servers = [("one", ports[0]), ("two", ports[1])].map(|(name, port)| {
         let SelfSigned { key, certificate } = SelfSigned::make(files.path(), name);
@@ -36,13 +36,13 @@ fn site(mode: &str, route: &str) -> Site {
     );
     let manifests = [
         mesh_config(mode),
-        client("user", &[], &[("secure.shop", door)]),
+        client("user", &[], &[("secure.shop", listener)]),
         secure,
         allowed_tcp("user", "one"),
     ];
     let mesh = Mesh::up(&[&manifests[..], &servers].concat().concat());
     mesh.write("route.yaml", route);
-    Site { mesh, door, _files: files }
+    Site { mesh, listener, _files: files }
 }
 
 impl Site {
@@ -55,9 +55,9 @@ impl Site {
     }
 
     fn ask(&self, options: &[&str]) -> Output {
-        let door = format!("127.0.0.1:{}", self.door);
+        let listener = format!("127.0.0.1:{}", self.listener);
         let mut client = bounded("openssl");
-        client.args(["s_client", "-connect", &door]).args(options);
+        client.args(["s_client", "-connect", &listener]).args(options);
         client.stdin(std::process::Stdio::null()).output().unwrap()
     }
 }

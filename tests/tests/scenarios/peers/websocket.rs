@@ -12,22 +12,22 @@ use super::{MODES, curl};
 /// A Python WebSocket server behind one sidecar, and a client with another.
 struct Chat {
     mesh: Mesh,
-    door: u16,
+    entry: u16,
     client: Dialogue,
 }
 
 fn chat(mode: &str, speaker: Dialogue) -> Chat {
-    let (port, door) = (free_port(), free_port());
+    let (port, entry) = (free_port(), free_port());
     let run = [python(), &script("websocket_server.py"), &port.to_string()];
     let manifests = [
         mesh_config(mode),
         server("chat", port, &run),
-        client("user", &[], &[("chat.shop", door)]),
+        client("user", &[], &[("chat.shop", entry)]),
         allowed_http("user", "chat", "/(room|greeted)"),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let mut chat = Chat { mesh, door, client: speaker };
-    eventually("the server listens", PATIENCE, || (chat.open("/room") == "open").then_some(()));
+    let mut chat = Chat { mesh, entry, client: speaker };
+    eventually("the server listens", MAX_WAIT, || (chat.open("/room") == "open").then_some(()));
     chat
 }
 
@@ -43,8 +43,8 @@ fn nodes() -> Dialogue {
 
 impl Chat {
     fn open(&mut self, path: &str) -> String {
-        let door = self.door;
-        self.client.say(&format!("open ws://127.0.0.1:{door}{path}"))
+        let entry = self.entry;
+        self.client.say(&format!("open ws://127.0.0.1:{entry}{path}"))
     }
 
     /// Sends messages of many sizes, as bytes and as text, and pings from both sides.
@@ -65,10 +65,10 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
             let mut chat = chat(mode, client);
             chat.converses();
             assert_eq!(chat.client.say("close 4001 enough of it"), "closed 4001 enough of it");
-            chat.mesh.up.wait_for_line("websocket ended: 4001 enough of it", PATIENCE);
+            chat.mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
             assert_eq!(chat.open("/room"), "open");
             assert_eq!(chat.client.say("be-closed 4002 go home"), "closed 4002 go home");
-            chat.mesh.up.wait_for_line("websocket ended: 4002 go home", PATIENCE);
+            chat.mesh.up.wait_for_line("websocket ended: 4002 go home", MAX_WAIT);
             // In strict mode the policy allows only two paths.
             let other = if mode == "strict" { "refused 404" } else { "open" };
             assert_eq!(chat.open("/elsewhere"), other);
@@ -80,7 +80,7 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
 fn curl_hears_what_a_server_says_first() {
     for mode in MODES {
         let chat = chat(mode, pythons());
-        let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.door);
+        let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.entry);
         let offer = ["connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13"];
         let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
         let mut ask = vec!["-i", "-N", "--http1.1", "-H", key];
@@ -110,7 +110,7 @@ fn many_connections_share_the_way() {
 #[test]
 fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
     for mode in MODES {
-        let (port, door) = (free_port(), free_port());
+        let (port, entry) = (free_port(), free_port());
         let run = [python(), &script("websocket_server.py"), &port.to_string()];
         // The service uses HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
         let server = server("chat", port, &run)
@@ -118,21 +118,21 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
         let manifests = [
             mesh_config(mode),
             server,
-            client("user", &[], &[("chat.shop", door)]),
+            client("user", &[], &[("chat.shop", entry)]),
             allowed_http("user", "chat", "/room"),
         ];
         let mesh = Mesh::up(&manifests.concat());
         let mut client = Dialogue::start("node", &[&script("websocket_http2.mjs")]);
-        let open = format!("open http://127.0.0.1:{door}/room");
-        eventually("the server listens", PATIENCE, || (client.say(&open) == "open").then_some(()));
+        let open = format!("open http://127.0.0.1:{entry}/room");
+        eventually("the server listens", MAX_WAIT, || (client.say(&open) == "open").then_some(()));
         for length in ["0", "125", "126", "65535", "65536", "1048576"] {
             assert_eq!(client.say(&format!("echo {length}")), format!("echoed {length}"));
         }
         assert_eq!(client.say("text hällo"), "hällo");
         assert_eq!(client.say("close 4001 enough of it"), "closed 4001 enough of it");
-        mesh.up.wait_for_line("websocket ended: 4001 enough of it", PATIENCE);
+        mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
         let other = if mode == "strict" { "refused 404" } else { "open" };
-        assert_eq!(client.say(&format!("open http://127.0.0.1:{door}/elsewhere")), other);
+        assert_eq!(client.say(&format!("open http://127.0.0.1:{entry}/elsewhere")), other);
     }
 }
 
@@ -140,7 +140,7 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
 #[test]
 fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (port, door) = (listener.local_addr().unwrap().port(), free_port());
+    let (port, entry) = (listener.local_addr().unwrap().port(), free_port());
     let application = std::thread::spawn(move || {
         // Port probes connect as well, and send no bytes.
         for stream in listener.incoming() {
@@ -166,11 +166,11 @@ fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
     let manifests = [
         mesh_config("permissive"),
         server("chat", port, &[]),
-        client("user", &[], &[("chat.shop", door)]),
+        client("user", &[], &[("chat.shop", entry)]),
     ];
     let _mesh = Mesh::up(&manifests.concat());
-    let mut stream = TcpStream::connect(("127.0.0.1", door)).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", entry)).unwrap();
+    stream.set_read_timeout(Some(MAX_WAIT)).unwrap();
     stream.write_all(UPGRADE).unwrap();
     let mut heard = Vec::new();
     stream.read_to_end(&mut heard).unwrap();
@@ -187,4 +187,4 @@ const UPGRADE: &[u8] = b"GET /chat HTTP/1.1\r\nhost: chat.shop\r\nconnection: Up
                          upgrade: websocket\r\nsec-websocket-key: a\r\n\r\n";
 const SWITCHING: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
                            upgrade: websocket\r\n\r\nhello";
-const PATIENCE: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -52,7 +52,7 @@ impl ApiServer {
         command.env("KUBECONFIG", file).env("POD_IP", "127.0.0.1").env("LENO_IMAGE", "leno:test");
         let control = Program::start("leno control", &mut command);
         let started = Self { kept, control, webhook, _server: server, _folder: folder };
-        eventually("the webhook responds", PATIENCE, || {
+        eventually("the webhook responds", MAX_WAIT, || {
             (started.review("shop") == 200).then_some(())
         });
         started
@@ -171,4 +171,4 @@ fn not_found() -> Value {
     json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404})
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -22,7 +22,7 @@ impl Shop {
         self.waits_for_collector(port);
         for workload in WORKLOADS {
             let admin = self.mesh.sidecar(workload).admin;
-            eventually("a sidecar knows where metrics and lines go", PATIENCE, || {
+            eventually("a sidecar knows where metrics and lines go", MAX_WAIT, || {
                 let world = get_page(admin, "/world").ok()?;
                 let world: Value = serde_json::from_slice(&world.body).ok()?;
                 let is_there = |key: &str| {
@@ -55,14 +55,14 @@ fn page(admin: SocketAddr) -> BTreeMap<String, f64> {
             Some(histogram) => format!("{histogram}_seconds"),
             None => name.to_owned(),
         };
-        let told = (shown(&format!("{name}{labels}")), value.parse().ok()?);
-        (!is_part && !is_restless).then_some(told)
+        let output = (shown(&format!("{name}{labels}")), value.parse().ok()?);
+        (!is_part && !is_restless).then_some(output)
     });
     series.collect()
 }
 
 /// True if a collector has all values of a page.
-fn is_told(page: &BTreeMap<String, f64>, points: &BTreeMap<String, CollectedPoint>) -> bool {
+fn is_reported(page: &BTreeMap<String, f64>, points: &BTreeMap<String, CollectedPoint>) -> bool {
     let is_there = |(series, value): (&String, &f64)| {
         points.get(series).is_some_and(|point| point.value == *value)
     };
@@ -90,10 +90,10 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
         shop.ask("/broken", number, "01");
         for workload in WORKLOADS {
             let what = format!("{workload} has pushed what its page says, over {protocol}");
-            eventually(&what, PATIENCE, || {
+            eventually(&what, MAX_WAIT, || {
                 let page = shop.page(workload);
-                let told = is_told(&page, &collector.points_now(workload));
-                (page.len() > 40 && told).then_some(())
+                let output = is_reported(&page, &collector.points_now(workload));
+                (page.len() > 40 && output).then_some(())
             });
         }
     }
@@ -129,7 +129,7 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
         shop.ask("/broken", number, "01");
         let trace = format!("{TRACE}{number:02}");
         let what = format!("both sidecars tell of both requests over {protocol}");
-        let (records, _) = eventually(&what, PATIENCE, || {
+        let (records, _) = eventually(&what, MAX_WAIT, || {
             Some(collector.records_now(&trace)).filter(|records| records.len() >= 4)
         });
         for workload in WORKLOADS {
@@ -156,7 +156,7 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
     for workload in WORKLOADS {
         let exported = "leno_log_records_total{result=\"exported\"}";
         let sidecar = shop.mesh.sidecar(workload);
-        eventually("its lines are counted", PATIENCE, || {
+        eventually("its lines are counted", MAX_WAIT, || {
             (sidecar.metric(exported) >= 4.0).then_some(())
         });
     }
@@ -177,14 +177,14 @@ fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() 
         let health = ["--health", "127.0.0.1:0"];
         let replicas = ControlPlane::replicas(2, &manifests, &health);
         for control in &replicas {
-            let up = control.program.wait_for_line("control plane ready", PATIENCE);
+            let up = control.program.wait_for_line("control plane ready", MAX_WAIT);
             let health = up.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
             let health = health.and_then(|address| address.parse().ok()).expect("an address");
             let instance = instance(control);
             let what = format!("{instance} has pushed what its page says, over {protocol}");
-            eventually(&what, PATIENCE, || {
+            eventually(&what, MAX_WAIT, || {
                 let (page, points) = (page(health), collector.points_now(&instance));
-                (page.len() > 25 && is_told(&page, &points)).then_some(())
+                (page.len() > 25 && is_reported(&page, &points)).then_some(())
             });
             let points = collector.points_now(&instance);
             let kind = |series: &str| points.get(series).map(|point| point.kind.as_str());
@@ -203,8 +203,8 @@ fn a_control_plane_pushes_once_more_when_it_ends() {
     let manifests = [metrics(collector.http, "http", "1h"), server("stock", 9080, &[])].concat();
     let mut control = ControlPlane::start(&manifests, &[]);
     let instance = instance(&control);
-    control.program.stop(PATIENCE);
-    eventually("the last push is there", PATIENCE, || {
+    control.program.stop(MAX_WAIT);
+    eventually("the last push is there", MAX_WAIT, || {
         let points = collector.points_now(&instance);
         let workloads = points.get("leno_control_workloads")?;
         (workloads.value == 1.0).then_some(())

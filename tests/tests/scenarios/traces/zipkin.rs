@@ -29,7 +29,7 @@ fn zipkin_has_the_spans_of_both_sidecars() {
     shop.ask("/broken", 2, "00");
     for (number, error) in [(1, false), (2, true)] {
         let path = format!("/api/v2/trace/{TRACE}{number:02}");
-        let spans = eventually("both spans are there", PATIENCE, || {
+        let spans = eventually("both spans are there", MAX_WAIT, || {
             let answer = get(address, &path).ok().filter(|answer| answer.status == 200)?;
             let spans: Value = serde_json::from_slice(&answer.body).ok()?;
             spans.as_array().filter(|spans| spans.len() == 2).cloned()

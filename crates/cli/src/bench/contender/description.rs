@@ -92,9 +92,9 @@ impl Description {
         // Some programs write it to standard error.
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
-        let told = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
-        let told = told.unwrap_or("unknown").trim();
-        let version = told.split_once("version").map_or(told, |(_, version)| version);
+        let reported = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
+        let reported = reported.unwrap_or("unknown").trim();
+        let version = reported.split_once("version").map_or(reported, |(_, version)| version);
         Ok(version.trim_start_matches([':', ' ']).to_owned())
     }
 
@@ -146,7 +146,7 @@ fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Replaces the placeholders of a template, such as `@port:entrance@`.
+/// Replaces the placeholders of a template, such as `@port:listener@`.
 fn fill(
     template: &str,
     program: &Path,

@@ -10,7 +10,7 @@ use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep};
 
 use super::Place;
-use super::running::{Part, Running, START_PATIENCE};
+use super::running::{Part, Running, START_MAX_WAIT};
 use crate::bench::awaited::LOOK_EVERY;
 use crate::bench::layout::Layout;
 use crate::bench::rig::{MeshRules, TrafficMode};
@@ -156,7 +156,7 @@ async fn token(
 ) -> anyhow::Result<PathBuf> {
     let workload = format!("{}/{name}-1", place.layout.namespace());
     let mesh = Mesh::at(data);
-    let until = Instant::now() + START_PATIENCE;
+    let until = Instant::now() + START_MAX_WAIT;
     let path = format!("/token?workload={workload}");
     let answer = loop {
         match mesh.send("POST", &path).await {
@@ -247,9 +247,9 @@ fn describe(
         text.push_str("  outbound:\n");
     }
     for (called, role) in workload.calls {
-        let door = place.ports.address(role)?;
+        let listener = place.ports.address(role)?;
         let service = format!("{called}.{namespace}");
-        writeln!(text, "  - {{service: {service}, port: 9080, listen: \"{door}\"}}")?;
+        writeln!(text, "  - {{service: {service}, port: 9080, listen: \"{listener}\"}}")?;
     }
     Ok(())
 }

@@ -88,7 +88,7 @@ impl Running {
         address: SocketAddr,
         path: &str,
     ) -> anyhow::Result<()> {
-        let answered = until_answered((address, path), START_PATIENCE, || self.check_alive());
+        let answered = until_answered((address, path), START_MAX_WAIT, || self.check_alive());
         let answered = answered.await;
         answered
             .map_err(|error| anyhow::anyhow!("{}{}", output::failure(&error), self.last_words()))
@@ -136,4 +136,4 @@ impl Running {
 }
 
 /// Third-party proxies first check their configuration and load certificates.
-pub(in crate::bench) const START_PATIENCE: Duration = Duration::from_secs(15);
+pub(in crate::bench) const START_MAX_WAIT: Duration = Duration::from_secs(15);

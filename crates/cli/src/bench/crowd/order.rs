@@ -16,14 +16,14 @@ pub(in crate::bench) enum Order {
     /// Sidecars move one after the other, at a constant rate.
     Storm { per_second: u32, seconds: f64 },
     /// Waits until every configuration has changed; answered with `Ready` first.
-    Rule { patience_ms: u64 },
+    Rule { max_wait_ms: u64 },
     /// Returns the number of connected streams.
     Streams,
 }
 
 /// The result of an order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(in crate::bench) enum Told {
+pub(in crate::bench) enum Reported {
     /// The expected change may happen now.
     Ready,
     /// Endpoints changed.

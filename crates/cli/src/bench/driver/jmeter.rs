@@ -39,10 +39,10 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
     std::fs::write(&plan, PLAN).context("cannot write JMeter's plan")?;
     let launch = launch(&home, demand, dir)?.on(rig.load_cores.as_ref());
     let mut child = Child::start_piped(&launch, &dir.join(LOG))?;
-    match timeout(START_PATIENCE, begun(&mut child)).await {
+    match timeout(START_MAX_WAIT, begun(&mut child)).await {
         Ok(true) => {}
         Ok(false) => bail!("JMeter did not start: {}", child.last_words()),
-        Err(_) => bail!("JMeter did not start within {START_PATIENCE:?}"),
+        Err(_) => bail!("JMeter did not start within {START_MAX_WAIT:?}"),
     }
     let (now, clock) = (Instant::now(), SystemTime::now());
     let samples =
@@ -110,7 +110,7 @@ pub(super) const DESCRIPTION: &str =
 /// The time until the threads of a cold JVM run.
 pub(super) const STARTING: Duration = Duration::from_secs(5);
 /// For a busy machine.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_MAX_WAIT: Duration = Duration::from_secs(60);
 const SAMPLES: &str = "samples.csv";
 const PLAN: &str = include_str!("../../../../../deploy/bench/jmeter/plan.jmx");
 const PROJECT: Project = Project {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_everything_and_not_asked_for_what_it_cannot() {
+    fn it_is_reported_everything_and_not_asked_for_what_it_cannot() {
         let (home, dir) = (Path::new("/home"), Path::new("/run"));
         assert!(launch(home, &demand(), dir).is_err());
         let closed = Demand { rate: None, ..demand() };

@@ -20,7 +20,7 @@ pub(super) struct Bar<'a> {
     /// The minimum and maximum of the repeats.
     pub(super) range: Option<(f64, f64)>,
     /// A note after the figure, such as a ratio.
-    pub(super) remark: String,
+    pub(super) diagnostic: String,
 }
 
 impl Bar<'_> {
@@ -115,7 +115,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &Axis, top: f64) {
              class=\"tick\" dx=\"6\">{}</tspan></text>",
             right + 8.0,
             middle + 4.0,
-            escape(&bar.remark)
+            escape(&bar.diagnostic)
         ),
     );
 }

@@ -136,7 +136,7 @@ where
             colour: member.colour,
             parts,
             range,
-            remark: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
+            diagnostic: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
         }
     };
     Bars { bars: members.map(bar).collect() }

@@ -97,7 +97,7 @@ pub(super) fn of_published(published: &Published) -> String {
             published.columns,
             &rows.collect::<String>()
         ),
-        escape(published.remark),
+        escape(published.diagnostic),
         escape(published.source)
     )
 }

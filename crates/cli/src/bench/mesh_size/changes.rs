@@ -9,9 +9,9 @@ use anyhow::{Context as _, bail};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::manifests::rule;
-use super::{LOOK_EVERY, ROLLOUT_PATIENCE, Stage, mib};
+use super::{LOOK_EVERY, ROLLOUT_MAX_WAIT, Stage, mib};
 use crate::bench::child::Child;
-use crate::bench::crowd::{Order, Seen, Told, since_1970};
+use crate::bench::crowd::{Order, Reported, Seen, since_1970};
 use crate::bench::report::MeshChanges;
 use crate::bench::rig::TrafficMode;
 use crate::bench::sample;
@@ -58,7 +58,7 @@ impl Stage<'_, '_> {
         let Some(member) = last.checked_sub(1) else { return Ok(()) };
         let before = Counters::read(place.data).await?;
         let order = Order::Endpoint { member, times: MOVES, rest_ms: REST_MS };
-        let seen = seen(crowd, order, MOVES_PATIENCE).await?;
+        let seen = seen(crowd, order, MOVES_MAX_WAIT).await?;
         let spent = Counters::read(place.data).await?.since(&before);
         found.users = seen.users;
         (found.endpoint_p50_ms, found.endpoint_p99_ms) = (seen.p50_ms, seen.p99_ms);
@@ -81,13 +81,13 @@ impl Stage<'_, '_> {
         let all = self.crowd.sidecars.saturating_sub(self.crowd.real);
         let before = Counters::read(place.data).await?;
         let mut latencies = Vec::new();
-        for edition in 1..=RULES {
-            let patience_ms = RULE_PATIENCE_MS;
-            crowd.tell(&serde_json::to_string(&Order::Rule { patience_ms })?).await?;
-            let Told::Ready = answer(crowd).await? else { bail!("{CONFUSED}") };
+        for ca_generation in 1..=RULES {
+            let max_wait_ms = RULE_MAX_WAIT_MS;
+            crowd.tell(&serde_json::to_string(&Order::Rule { max_wait_ms })?).await?;
+            let Reported::Ready = answer(crowd).await? else { bail!("{CONFUSED}") };
             let began = since_1970();
-            std::fs::write(place.file.join("rule.yaml"), rule(edition)).context("a rule")?;
-            let Told::Plans(plans) = answer(crowd).await? else { bail!("{CONFUSED}") };
+            std::fs::write(place.file.join("rule.yaml"), rule(ca_generation)).context("a rule")?;
+            let Reported::Plans(plans) = answer(crowd).await? else { bail!("{CONFUSED}") };
             found.rule_missed += all.saturating_sub(plans.len());
             latencies.extend(plans.iter().map(|at| at.saturating_sub(began) as f64 / 1e3));
             sleep(Duration::from_millis(REST_MS)).await;
@@ -113,8 +113,8 @@ impl Stage<'_, '_> {
         let before = Counters::read(place.data).await?;
         let (cpu, began) = (sample::cpu(&[pid]), Instant::now());
         let order = Order::Storm { per_second: STORM_PER_SECOND, seconds };
-        let patience = Duration::from_secs_f64(seconds * 4.0) + ROLLOUT_PATIENCE;
-        let seen = seen(crowd, order, patience).await?;
+        let max_wait = Duration::from_secs_f64(seconds * 4.0) + ROLLOUT_MAX_WAIT;
+        let seen = seen(crowd, order, max_wait).await?;
         let spent = sample::cpu(&[pid]).saturating_sub(cpu).as_secs_f64();
         found.storm_cores = spent / began.elapsed().as_secs_f64();
         let counted = Counters::read(place.data).await?.since(&before);
@@ -137,13 +137,13 @@ impl Stage<'_, '_> {
     ) -> anyhow::Result<Child> {
         // Dropping kills the process, without a graceful shutdown.
         drop(control);
-        let until = Instant::now() + ROLLOUT_PATIENCE;
+        let until = Instant::now() + ROLLOUT_MAX_WAIT;
         loop {
             let order = serde_json::to_string(&Order::Streams)?;
             crowd.tell(&order).await?;
             match answer(crowd).await? {
-                Told::Streams(0) => break,
-                Told::Streams(_) if Instant::now() < until => sleep(LOOK_EVERY).await,
+                Reported::Streams(0) => break,
+                Reported::Streams(_) if Instant::now() < until => sleep(LOOK_EVERY).await,
                 _ => bail!("the simulated sidecars stay connected to the stopped control plane"),
             }
         }
@@ -160,7 +160,7 @@ impl Stage<'_, '_> {
             if back {
                 break;
             }
-            if began.elapsed() > ROLLOUT_PATIENCE {
+            if began.elapsed() > ROLLOUT_MAX_WAIT {
                 bail!("not all sidecars reconnected: {status}: {}", control.last_words());
             }
             sleep(LOOK_EVERY).await;
@@ -198,18 +198,18 @@ impl Counters {
     }
 }
 
-async fn seen(crowd: &mut Child, order: Order, patience: Duration) -> anyhow::Result<Seen> {
+async fn seen(crowd: &mut Child, order: Order, max_wait: Duration) -> anyhow::Result<Seen> {
     crowd.tell(&serde_json::to_string(&order)?).await?;
-    match timeout(patience, answer(crowd))
+    match timeout(max_wait, answer(crowd))
         .await
         .context("the simulated sidecars do not respond")??
     {
-        Told::Seen(seen) => Ok(seen),
+        Reported::Seen(seen) => Ok(seen),
         other => bail!("{CONFUSED}: {other:?}"),
     }
 }
 
-async fn answer(crowd: &mut Child) -> anyhow::Result<Told> {
+async fn answer(crowd: &mut Child) -> anyhow::Result<Reported> {
     let line = crowd.line().await;
     let line =
         line.with_context(|| format!("the simulated sidecars exited: {}", crowd.last_words()))?;
@@ -225,10 +225,10 @@ fn share(figures: &[f64], share: f64) -> f64 {
 /// The number of moves of one endpoint, and the time to watch for messages to non-subscribers.
 const MOVES: usize = 20;
 const REST_MS: u64 = 300;
-const MOVES_PATIENCE: Duration = Duration::from_secs(300);
+const MOVES_MAX_WAIT: Duration = Duration::from_secs(300);
 /// The number of rule changes, and the timeout of each.
 const RULES: usize = 5;
-const RULE_PATIENCE_MS: u64 = 20_000;
+const RULE_MAX_WAIT_MS: u64 = 20_000;
 /// The rate of moves, and the duration of the storm: one minute, unless runs are short.
 const STORM_PER_SECOND: u32 = 200;
 const STORM_FACTOR: u32 = 12;

@@ -73,10 +73,10 @@ impl Stage<'_, '_> {
             if index < self.crowd.real {
                 text.push_str("  outbound:\n");
                 for (number, used) in self.used(index).into_iter().enumerate() {
-                    let door = self.ports.address(&format!("door-{index}-{number}"))?;
+                    let listener = self.ports.address(&format!("door-{index}-{number}"))?;
                     writeln!(
                         text,
-                        "  - {{service: service-{used}.bench, port: 80, listen: \"{door}\"}}"
+                        "  - {{service: service-{used}.bench, port: 80, listen: \"{listener}\"}}"
                     )?;
                 }
             }
@@ -123,13 +123,13 @@ impl Stage<'_, '_> {
     }
 }
 
-/// Returns the rule that every policy references, in its `edition`: editions differ, but all allow the requests
+/// Returns the rule that every policy references, in its `ca_generation`: editions differ, but all allow the requests
 /// of the benchmark.
-pub(super) fn rule(edition: usize) -> String {
+pub(super) fn rule(ca_generation: usize) -> String {
     format!(
         "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
          metadata: {{name: all, namespace: bench}}\n\
-         spec: {{matches: [{{name: all, pathRegex: \"/.*|/edition-{edition}\", methods: [\"*\"]}}]}}\n"
+         spec: {{matches: [{{name: all, pathRegex: \"/.*|/edition-{ca_generation}\", methods: [\"*\"]}}]}}\n"
     )
 }
 

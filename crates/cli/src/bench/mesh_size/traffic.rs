@@ -31,13 +31,13 @@ impl Traffic {
     /// # Errors
     /// If a listener has no address.
     pub(super) fn start(stage: &mut Stage<'_, '_>) -> anyhow::Result<Self> {
-        let mut doors: Vec<SocketAddr> = Vec::new();
+        let mut listeners: Vec<SocketAddr> = Vec::new();
         for index in 0..stage.crowd.real {
-            doors.push(stage.ports.address(&format!("door-{index}-0"))?);
+            listeners.push(stage.ports.address(&format!("door-{index}-0"))?);
         }
         let shared = Arc::<Shared>::default();
         #[allow(clippy::disallowed_methods, reason = "the task runs until `finish`")]
-        let task = tokio::spawn(send(doors, Arc::clone(&shared)));
+        let task = tokio::spawn(send(listeners, Arc::clone(&shared)));
         Ok(Self { shared, task })
     }
 
@@ -51,18 +51,18 @@ impl Traffic {
     }
 }
 
-async fn send(doors: Vec<SocketAddr>, shared: Arc<Shared>) {
+async fn send(listeners: Vec<SocketAddr>, shared: Arc<Shared>) {
     let mut due = interval(Duration::from_secs(1) / PER_SECOND);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for door in doors.iter().cycle() {
+    for listener in listeners.iter().cycle() {
         due.tick().await;
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        let answered = ask::admin(*door, "/").await;
+        let answered = ask::admin(*listener, "/").await;
         shared.sent.fetch_add(1, Ordering::Relaxed);
         if let Err(error) = answered {
-            tracing::debug!(%door, error = output::failure(&error), "a request failed");
+            tracing::debug!(%listener, error = output::failure(&error), "a request failed");
             shared.failed.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -233,7 +233,7 @@ const SUITE: Suite = Suite {
             &["osm-edge (Pipy), 1 CPU", "2839", "76", "77", "79", "100 %", "34 MB"],
             &["OSM (Envoy), 1 CPU", "1097", "201", "203", "285", "100 %", "105 MB"],
         ],
-        remark: "A mesh that is faster than no mesh indicates another bottleneck: in this case the Spring \
+        diagnostic: "A mesh that is faster than no mesh indicates another bottleneck: in this case the Spring \
             applications. The page does not specify the sidecar of the CPU and memory figures.",
     }],
     not_shown: &[

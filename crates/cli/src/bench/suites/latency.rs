@@ -210,7 +210,7 @@ const SUITE: Suite = Suite {
             &["sidecar CPU, cores (chart)", "0.04", "0.15", "0.26", "0.61", "1.21"],
             &["sidecar memory, MB (text)", "140", "140", "140", "140", "140"],
         ],
-        remark: "All three publish the same charts, measured with OSM and Envoy. The text states 0.1 core \
+        diagnostic: "All three publish the same charts, measured with OSM and Envoy. The text states 0.1 core \
             per 100 requests per second, the chart shows 0.03; the page states both 140 MB and 50 MB of \
             memory for a sidecar. Machines and network were different: compare the differences, not the \
             figures.",

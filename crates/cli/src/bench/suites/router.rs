@@ -212,7 +212,7 @@ const NOT_SHOWN: &[&str] = &[
     "the network: all processes run on one machine, over loopback",
 ];
 
-const REMARK: &str = "The page specifies neither endpoint, rule, warm-up and duration nor the meaning of \
+const DIAGNOSTIC: &str = "The page specifies neither endpoint, rule, warm-up and duration nor the meaning of \
     `heap`. A P90 of 34 ms at both rates implies a delay of about 30 ms that the published code does \
     not contain, hence the cases with a delay; the cases without one are the fair comparison. The \
      tables disagree on the baseline's P95 at 100 threads (34 and 35 ms), 35 to 38 ms is +8.6 % \
@@ -249,7 +249,7 @@ const ROUTER: Suite = Suite {
                 "1980.4 / 1965.4",
             ],
         ],
-        remark: REMARK,
+        diagnostic: DIAGNOSTIC,
     }],
     not_shown: NOT_SHOWN,
 };
@@ -282,7 +282,7 @@ const REMOVAL: Suite = Suite {
                 "1980.4 / 1984.5",
             ],
         ],
-        remark: REMARK,
+        diagnostic: DIAGNOSTIC,
     }],
     not_shown: NOT_SHOWN,
 };

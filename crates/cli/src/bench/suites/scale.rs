@@ -221,7 +221,7 @@ const SUITE: Suite = Suite {
             &["CPU when steady, cores", "0.03–0.06", "–", "–", "–"],
             &["sidecar memory, permissive, MB (average)", "106", "192", "–", "–"],
         ],
-        remark: "2.2 GB and 2.3 cores were measured under the stated default quota of 1 GB and 1.5 cores. \
+        diagnostic: "2.2 GB and 2.3 cores were measured under the stated default quota of 1 GB and 1.5 cores. \
             The page states `Sidecar memory does not change with the size of the mesh (50 MB)` as well as \
             140 MB and 106 to 192 MB.",
     }],

@@ -226,8 +226,8 @@ impl Spent {
         CoresBusy {
             proxies: busy(proxies),
             load_and_applications: busy(load),
-            strangers_beside_proxies: busy(first),
-            strangers_beside_load: busy(second),
+            external_clients_beside_proxies: busy(first),
+            external_clients_beside_load: busy(second),
         }
     }
 }
@@ -275,8 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_what_is_left_of_busy_cores_counted_once() {
-        for (read, strangers) in [
+    fn external_clients_are_what_is_left_of_busy_cores_counted_once() {
+        for (read, external_clients) in [
             // Separate cores: 0.5 for the proxies, 0.85 for load, applications and control plane.
             ((0.5, 0.85), (0.0, 0.0)),
             ((0.75, 1.0), (0.25, 0.15)),
@@ -287,8 +287,8 @@ mod tests {
             ((1.75, 0.0), (0.4, 0.0)),
         ] {
             let cores = spent(read, None).cores();
-            let found = (cores.strangers_beside_proxies, cores.strangers_beside_load);
-            let off = (found.0 - strangers.0).abs() + (found.1 - strangers.1).abs();
+            let found = (cores.external_clients_beside_proxies, cores.external_clients_beside_load);
+            let off = (found.0 - external_clients.0).abs() + (found.1 - external_clients.1).abs();
             assert!(off < 1e-6, "{read:?}: {found:?}");
             assert_eq!((cores.proxies, cores.load_and_applications), (0.5, 0.75));
         }

@@ -26,7 +26,7 @@ pub(crate) struct Ports {
     /// The client's outbound listener for the gateway.
     pub(crate) traffic_gateway_ratings: u16,
     /// The outbound listener for ratings of a client without permission.
-    pub(crate) stranger_ratings: u16,
+    pub(crate) external_client_ratings: u16,
 }
 
 impl Ports {
@@ -43,7 +43,7 @@ impl Ports {
             gateway_ratings: 9086,
             traffic_productpage: 19080,
             traffic_gateway_ratings: 19081,
-            stranger_ratings: 19082,
+            external_client_ratings: 19082,
         }
     }
 
@@ -62,7 +62,7 @@ impl Ports {
             gateway_ratings: free()?,
             traffic_productpage: free()?,
             traffic_gateway_ratings: free()?,
-            stranger_ratings: free()?,
+            external_client_ratings: free()?,
         })
     }
 }
@@ -141,18 +141,18 @@ fn applications(ports: &Ports) -> [Application; 7] {
 struct Client {
     account: &'static str,
     comment: &'static str,
-    doors: Vec<(&'static str, u16)>,
+    listeners: Vec<(&'static str, u16)>,
 }
 
 impl Client {
     fn render(&self) -> String {
-        let Self { account, comment, doors } = self;
-        let door = |(service, port): &(&str, u16)| {
+        let Self { account, comment, listeners } = self;
+        let listener = |(service, port): &(&str, u16)| {
             format!(
                 "  - {{service: {service}.bookinfo, port: 9080, listen: \"127.0.0.1:{port}\"}}\n"
             )
         };
-        let doors: String = doors.iter().map(door).collect();
+        let listeners: String = listeners.iter().map(listener).collect();
         format!(
             "# {comment}\n\
              apiVersion: leno.dev/v1alpha1\n\
@@ -161,7 +161,7 @@ impl Client {
              spec:\n  \
                serviceAccount: {account}\n  \
                outbound:\n\
-             {doors}"
+             {listeners}"
         )
     }
 }
@@ -171,7 +171,7 @@ fn clients(ports: &Ports) -> [Client; 2] {
         Client {
             account: "traffic",
             comment: "The demo's own client: clients of these listeners have the identity `traffic`.",
-            doors: vec![
+            listeners: vec![
                 ("productpage", ports.traffic_productpage),
                 ("gateway-ratings", ports.traffic_gateway_ratings),
             ],
@@ -180,7 +180,7 @@ fn clients(ports: &Ports) -> [Client; 2] {
             account: "stranger",
             comment: "A member of the mesh with an outbound listener for ratings, but without a policy \
                 that permits its requests: 403.",
-            doors: vec![("ratings", ports.stranger_ratings)],
+            listeners: vec![("ratings", ports.external_client_ratings)],
         },
     ]
 }
@@ -378,25 +378,25 @@ mod tests {
             gateway_ratings,
             traffic_productpage,
             traffic_gateway_ratings,
-            stranger_ratings,
+            external_client_ratings,
         } = ports;
         let applications =
             [productpage, details, reviews_v1, reviews_v2, reviews_v3, ratings, gateway_ratings];
-        let doors = [traffic_productpage, traffic_gateway_ratings, stranger_ratings];
+        let listeners = [traffic_productpage, traffic_gateway_ratings, external_client_ratings];
         for port in applications {
             assert!(text.contains(&format!("ports: [{{name: http, port: {port}, ")));
             assert!(text.contains(&format!("\"--port\", \"{port}\"]")));
         }
-        for port in doors {
+        for port in listeners {
             assert!(text.contains(&format!("listen: \"127.0.0.1:{port}\"")));
         }
-        let distinct: HashSet<u16> = applications.into_iter().chain(doors).collect();
+        let distinct: HashSet<u16> = applications.into_iter().chain(listeners).collect();
         assert_eq!(distinct.len(), 10);
         assert_eq!(text.matches("run: [\"/opt/my leno/leno\", \"demo-service\", ").count(), 7);
     }
 
     #[test]
-    fn nobody_permits_the_stranger() {
+    fn nobody_permits_the_external_client() {
         for permission in &PERMISSIONS {
             assert!(!permission.sources.contains(&"stranger"));
         }

@@ -27,7 +27,7 @@ async fn a_good_run_keeps_every_promise() {
 }
 
 #[tokio::test]
-async fn each_broken_promise_is_told() {
+async fn each_broken_promise_is_reported() {
     let cases: [(&str, Break); 8] = [
         ("mutual TLS", |f| f.plaintext_accepted.push("ratings-1".to_owned())),
         ("mutual TLS", |f| f.after[0].connections[0].identity.clear()),

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use leno_identity::{create_private_directory, open_lock};
 
 use super::{best_effort, ip, remove_namespace};
-use crate::data_directory::{CLEAN_PATIENCE, LOCK_PATIENCE, lock_within};
+use crate::data_directory::{CLEAN_MAX_WAIT, LOCK_MAX_WAIT, lock_within};
 
 /// A lock held by the process that created a bridge, for its lifetime. A process ID is not sufficient: it stays
 /// in use as a zombie, and is reused later.
@@ -59,7 +59,7 @@ impl Removal {
         let context = || format!("{} cannot be locked", path.display());
         let file = open_lock(&path).with_context(context)?;
         // Continue if that process hangs: removing a leftover twice is harmless.
-        if !lock_within(&file, CLEAN_PATIENCE).with_context(context)? {
+        if !lock_within(&file, CLEAN_MAX_WAIT).with_context(context)? {
             tracing::warn!("another process has been removing leftovers for a long time");
         }
         Ok(Self { _file: file })
@@ -138,7 +138,7 @@ fn is_in_use(bridge: &str) -> bool {
     match File::open(lock_of(bridge)) {
         Ok(lock) => match maker(bridge).is_some_and(runs_leno) {
             true => !matches!(lock.try_lock(), Ok(())),
-            false => !lock_within(&lock, LOCK_PATIENCE).unwrap_or(false),
+            false => !lock_within(&lock, LOCK_MAX_WAIT).unwrap_or(false),
         },
         // Older releases create no lock.
         Err(_) => maker(bridge).is_some_and(runs_leno),

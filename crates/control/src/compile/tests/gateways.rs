@@ -74,10 +74,10 @@ pub(super) fn known(mesh: &Mesh, client: &str, services: &[&str]) -> World {
 pub(super) fn endpoints(world: &World, name: &str) -> Vec<(String, SocketAddr, bool)> {
     let ports = world.snapshot.services[&service(name)].ports.values();
     let endpoints = ports.flat_map(|port| &port.endpoints);
-    let told = endpoints.map(|endpoint| {
+    let sent = endpoints.map(|endpoint| {
         (endpoint.id.workload.name.to_string(), endpoint.address, endpoint.account.is_some())
     });
-    told.collect()
+    sent.collect()
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn what_has_no_sidecar_is_reached_in_plaintext() {
     let ratings = ("ratings-1".to_owned(), "10.9.0.1:8080".parse().unwrap(), false);
     assert_eq!(endpoints(&edge, "ratings"), [ratings]);
     let reviews = endpoints(&edge, "reviews-v1");
-    let told: Vec<(&str, bool)> = reviews.iter().map(|(name, _, it)| (&**name, *it)).collect();
-    assert_eq!(told, [("reviews-v1-0", false), ("reviews-v1-1", true)]);
+    let sent: Vec<(&str, bool)> = reviews.iter().map(|(name, _, it)| (&**name, *it)).collect();
+    assert_eq!(sent, [("reviews-v1-0", false), ("reviews-v1-1", true)]);
     let sidecar = known(&mesh, "productpage-1", &["ratings", "reviews-v1"]);
     for name in ["ratings", "reviews-v1"] {
         assert_eq!(endpoints(&sidecar, name), endpoints(&edge, name), "as by gateways");
@@ -250,12 +250,15 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let at = |mesh: &Mesh, at| {
-        let found = occupants(mesh, &BTreeSet::from([at]), &mut Views::default());
-        Occupant::clone(&found.at[&at])
+        let found = address_entries(mesh, &BTreeSet::from([at]), &mut Views::default());
+        AddressEntry::clone(&found.at[&at])
     };
-    assert_eq!([at(&mesh, pod), at(&mesh, address)], [Occupant::Outside, Occupant::Outside]);
+    assert_eq!(
+        [at(&mesh, pod), at(&mesh, address)],
+        [AddressEntry::Outside, AddressEntry::Outside]
+    );
     let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
     let touched = mesh.apply(gone);
     assert!(touched.addresses.contains(&pod) && touched.services.contains(&service("edge")));
-    assert_eq!(at(&mesh, address), Occupant::Service(service("edge")));
+    assert_eq!(at(&mesh, address), AddressEntry::Service(service("edge")));
 }

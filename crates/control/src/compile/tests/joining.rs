@@ -45,9 +45,9 @@ fn both() -> [(String, bool); 3] {
 
 /// True if sidecars balance connections to the address of the service.
 pub(super) fn is_balanced(mesh: &Mesh) -> bool {
-    let found = occupants(mesh, &BTreeSet::from([ADDRESS]), &mut Views::default());
+    let found = address_entries(mesh, &BTreeSet::from([ADDRESS]), &mut Views::default());
     assert!(found.decided_by.contains(&service("reviews-v1")));
-    *found.at[&ADDRESS] == Occupant::Service(service("reviews-v1"))
+    *found.at[&ADDRESS] == AddressEntry::Service(service("reviews-v1"))
 }
 
 fn policy(spec: &str) -> Object {
@@ -116,7 +116,7 @@ fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
     let joining = |mesh: &mut Mesh, marked: &[&str]| {
         for name in ["reviews-v1-7", "reviews-v1-8"] {
             let key = service("reviews-v1");
-            let found = mesh.bystanders_behind(&key).find(|it| it.name == workload(name));
+            let found = mesh.unmeshed_workloads_behind(&key).find(|it| it.name == workload(name));
             let mut plain = found.unwrap().clone();
             plain.labels.remove(JOINING_LABEL);
             if marked.contains(&name) {
@@ -258,13 +258,12 @@ fn a_headless_service_leads_to_each_pod_as_it_is() {
     let (meshed, plain) = (IpAddr::from([10, 9, 0, 9]), IpAddr::from([10, 9, 0, 1]));
     mesh.apply(Change::Upsert(Object::Workload(Workload { address: meshed, ..member })));
     let name = service("reviews-v1");
-    let stands_for = |mesh: &Mesh| {
-        whereabouts(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec()
-    };
+    let stands_for =
+        |mesh: &Mesh| dns_record(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec();
     assert_eq!(stands_for(&mesh), [plain, meshed]);
-    let found = occupants(&mesh, &BTreeSet::from([meshed, plain]), &mut Views::default());
-    assert!(matches!(&*found.at[&meshed], Occupant::Workload { .. }));
-    assert_eq!(*found.at[&plain], Occupant::Outside);
+    let found = address_entries(&mesh, &BTreeSet::from([meshed, plain]), &mut Views::default());
+    assert!(matches!(&*found.at[&meshed], AddressEntry::Workload { .. }));
+    assert_eq!(*found.at[&plain], AddressEntry::Outside);
     // No DNS record contains a pod with a sidecar that cannot start.
     set_ready(&mut mesh, false);
     assert_eq!(stands_for(&mesh), [plain]);

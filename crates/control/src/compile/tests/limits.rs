@@ -139,11 +139,11 @@ spec:
 "#;
 
 #[test]
-fn sidecars_are_told_the_keys_that_were_read_and_nothing_until_then() {
+fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
     let mut mesh = mesh(BOOKINFO);
     let policy = objects(TOKENS).pop().unwrap();
     mesh.apply(Change::Upsert(policy.clone()));
-    let told = |mesh: &Mesh| {
+    let sent = |mesh: &Mesh| {
         let workload = mesh.workload(&workload("reviews-v1-1")).unwrap();
         let wanted = wanted(workload, &BTreeSet::new());
         let world = world(mesh, workload, &wanted, &mut Views::default());
@@ -154,7 +154,7 @@ fn sidecars_are_told_the_keys_that_were_read_and_nothing_until_then() {
         });
         tokens.flatten().map(|issuer| issuer.keys).collect::<Vec<_>>()
     };
-    assert_eq!(told(&mesh), [IssuerKeys::Awaited, IssuerKeys::Awaited]);
+    assert_eq!(sent(&mesh), [IssuerKeys::Awaited, IssuerKeys::Awaited]);
     let sources: Vec<_> = mesh.key_sources().cloned().collect();
     let [first, second] = &sources[..] else { panic!("{sources:?}") };
     assert_eq!(first.to_string(), "https://a.example:443/keys");
@@ -164,12 +164,12 @@ fn sidecars_are_told_the_keys_that_were_read_and_nothing_until_then() {
     let touched = mesh.set_keys(second, set("{}"));
     assert_eq!((touched.workloads, touched.services.len()), (behind, 0));
     assert!(mesh.set_keys(second, set("{}")).is_empty(), "the same set again");
-    assert_eq!(told(&mesh), [IssuerKeys::Awaited, IssuerKeys::Set("{}".into())]);
+    assert_eq!(sent(&mesh), [IssuerKeys::Awaited, IssuerKeys::Set("{}".into())]);
     assert!(mesh.has_keys(second) && !mesh.has_keys(first));
 
     // An update of the rule contains them at once.
     mesh.apply(Change::Upsert(policy.clone()));
-    assert_eq!(told(&mesh)[1], IssuerKeys::Set("{}".into()));
+    assert_eq!(sent(&mesh)[1], IssuerKeys::Set("{}".into()));
     mesh.apply(Change::Remove(policy.key()));
     assert_eq!(mesh.key_sources().count(), 0);
     assert!(mesh.set_keys(second, None).is_empty(), "nobody is told who does not use them");

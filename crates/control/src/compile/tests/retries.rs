@@ -26,12 +26,12 @@ fn apply(mesh: &mut Mesh, name: &str, services: &[&str], attempts: u8) -> crate:
 }
 
 /// Returns the services, each with its policy and attempts.
-fn told(mesh: &Mesh, name: &str) -> Vec<String> {
+fn sent(mesh: &Mesh, name: &str) -> Vec<String> {
     let plan = plan(mesh, name);
-    let told = plan.retries.iter().map(|(service, retry)| {
+    let sent = plan.retries.iter().map(|(service, retry)| {
         format!("{} {} {}", service.name, retry.policy.name, retry.rule.attempts)
     });
-    told.collect()
+    sent.collect()
 }
 
 #[test]
@@ -40,13 +40,13 @@ fn the_first_policy_of_the_clients_account_decides() {
     let touched = apply(&mut mesh, "z", &["reviews", "details"], 2);
     assert_eq!(touched.workloads, [workload("productpage-1")].into());
     apply(&mut mesh, "a", &["reviews"], 5);
-    assert_eq!(told(&mesh, "productpage-1"), ["details z 2", "reviews a 5"]);
-    assert_eq!(told(&mesh, "details-1"), [""; 0]);
+    assert_eq!(sent(&mesh, "productpage-1"), ["details z 2", "reviews a 5"]);
+    assert_eq!(sent(&mesh, "details-1"), [""; 0]);
     let touched = apply(&mut mesh, "a", &["ratings"], 5);
     assert_eq!(touched.workloads, [workload("productpage-1")].into());
-    assert_eq!(told(&mesh, "productpage-1"), ["details z 2", "ratings a 5", "reviews z 2"]);
+    assert_eq!(sent(&mesh, "productpage-1"), ["details z 2", "ratings a 5", "reviews z 2"]);
     // An equal policy is not a change.
     assert_eq!(apply(&mut mesh, "a", &["ratings"], 5).workloads, [].into());
     mesh.apply(Change::Remove(ObjectKey::Retry(PolicyName::new("bookinfo", "z").unwrap())));
-    assert_eq!(told(&mesh, "productpage-1"), ["ratings a 5"]);
+    assert_eq!(sent(&mesh, "productpage-1"), ["ratings a 5"]);
 }

@@ -26,9 +26,9 @@ spec:
     };
     assert!(rules(BOOKINFO).iter().all(|kind| *kind == "HTTPRoute"));
     assert_eq!(rules(&format!("{BOOKINFO}{more}")), ["GRPCRoute"]);
-    let elsewhere =
+    let other_replicas =
         more.replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
-    assert!(rules(&format!("{BOOKINFO}{elsewhere}")).iter().all(|kind| *kind == "HTTPRoute"));
+    assert!(rules(&format!("{BOOKINFO}{other_replicas}")).iter().all(|kind| *kind == "HTTPRoute"));
 }
 
 #[test]

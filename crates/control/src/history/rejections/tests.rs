@@ -356,8 +356,8 @@ fn each_reason_with_a_deciding_policy_names_it() {
     ] {
         let mut history = History::default();
         let series = series(Direction::Outbound, 40, &[(reason, 30)]);
-        let told = report(vec![series], rules.clone());
-        history.take(&mesh, &workload("productpage-1"), &told, at(5));
+        let sent = report(vec![series], rules.clone());
+        history.take(&mesh, &workload("productpage-1"), &sent, at(5));
         let found = history.status(&mesh, at(5), None).rejections;
         assert_eq!(found[0].policies, [format!("{kind} bookinfo/own")], "{}", reason.label());
     }

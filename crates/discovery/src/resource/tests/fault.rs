@@ -127,8 +127,8 @@ fn who_does_not_know_second_attempts_does_without() {
         rule: HedgeRule { after: Duration::from_millis(50), methods: Vec::new() },
     };
     // A sidecar would reject an empty traffic policy.
-    let alone = leno_model::Treatment { hedging: Some(hedging.clone()), ..Default::default() };
-    assert_eq!(crate::resource::treatment::to_wire(&alone), None);
+    let alone = leno_model::TrafficPolicy { hedging: Some(hedging.clone()), ..Default::default() };
+    assert_eq!(crate::resource::traffic_policy::to_wire(&alone), None);
     let wire = || hedging::to_wire(&hedging);
     assert_eq!(hedging::from_wire(wire()).unwrap(), hedging);
     for (wrong, field) in [

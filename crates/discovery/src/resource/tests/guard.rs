@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leno_model::{
-    Authorization, ClaimHeader, Decider, DeciderAddress, Descriptor, DescriptorEntry,
+    Authorization, CheckService, CheckServiceAddress, ClaimHeader, Descriptor, DescriptorEntry,
     DescriptorValue, GlobalLimit, Guard, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation,
     LongerBody, PortGuard, Required, Server, ShownBody, Unanswered,
 };
@@ -22,9 +22,9 @@ pub(super) fn guards() -> impl Strategy<Value = BTreeMap<u16, Vec<PortGuard>>> {
     let longer = prop_oneof![Just(LongerBody::Refused), Just(LongerBody::Begun)];
     let body = (1..=ShownBody::BYTES_MAX, longer, any::<bool>())
         .prop_map(|(bytes_max, longer, as_bytes)| ShownBody { bytes_max, longer, as_bytes });
-    let rule = (decider(), vec(request(), 0..3), headers, context, prop::option::of(body))
-        .prop_map(|(decider, requests, headers, context, body)| {
-            let rule = Authorization { decider, requests, headers, context, body };
+    let rule = (check_service(), vec(request(), 0..3), headers, context, prop::option::of(body))
+        .prop_map(|(check_service, requests, headers, context, body)| {
+            let rule = Authorization { check_service, requests, headers, context, body };
             Guard::Authorization(Box::new(rule))
         });
     let rule = prop_oneof![rule, tokens().prop_map(|rule| Guard::Tokens(Box::new(rule)))];
@@ -47,10 +47,10 @@ fn tokens() -> impl Strategy<Value = JwtValidation> {
     let times = (0..3600_u64, any::<bool>(), max_age);
     let issuer = (texts, vec(place, 1..3), times, vec(forward, 0..3), any::<bool>());
     let issuer = issuer.prop_map(|(texts, places, times, forwards, passes_token)| {
-        let ((issuer, audiences, keys), (leeway, requires_expiration, max_age)) = (texts, times);
+        let ((issuer, aud, keys), (leeway, requires_expiration, max_age)) = (texts, times);
         JwtIssuer {
             issuer,
-            audiences,
+            aud,
             keys,
             places,
             leeway: Duration::from_secs(leeway),
@@ -81,9 +81,9 @@ pub(super) fn global() -> impl Strategy<Value = GlobalLimit> {
     let entry = ("[a-z]{1,5}", value).prop_map(|(key, value)| DescriptorEntry { key, value });
     let descriptor = (vec(request(), 0..2), vec(entry, 1..3), 1..9_u32)
         .prop_map(|(requests, entries, hits)| Descriptor { requests, entries, hits });
-    (decider(), "[a-z]{1,5}", vec(descriptor, 1..3), answer(), any::<bool>()).prop_map(
-        |(decider, domain, descriptors, answer, tells)| GlobalLimit {
-            decider,
+    (check_service(), "[a-z]{1,5}", vec(descriptor, 1..3), answer(), any::<bool>()).prop_map(
+        |(check_service, domain, descriptors, answer, tells)| GlobalLimit {
+            check_service,
             domain,
             descriptors,
             answer,
@@ -92,30 +92,30 @@ pub(super) fn global() -> impl Strategy<Value = GlobalLimit> {
     )
 }
 
-fn decider() -> impl Strategy<Value = Decider> {
+fn check_service() -> impl Strategy<Value = CheckService> {
     let url = ("https?", "[a-z]{1,9}|\\[::1\\]", 1u16..);
     let outside = url.prop_map(|(scheme, host, port)| {
-        DeciderAddress::Outside(Server::parse(&format!("{scheme}://{host}:{port}")).unwrap())
+        CheckServiceAddress::Outside(Server::parse(&format!("{scheme}://{host}:{port}")).unwrap())
     });
     let inside = (service_name(), 1u16..)
-        .prop_map(|(service, port)| DeciderAddress::Service { service, port });
+        .prop_map(|(service, port)| CheckServiceAddress::Service { service, port });
     let time = (1_000_000..60_000_000_000_u64).prop_map(Duration::from_nanos);
     (prop_oneof![outside, inside], time, any::<bool>()).prop_map(|(at, timeout, allows)| {
         let unanswered = if allows { Unanswered::Allow } else { Unanswered::Deny };
-        Decider { at, timeout, unanswered }
+        CheckService { at, timeout, unanswered }
     })
 }
 
 #[test]
 fn a_guard_that_is_not_understood_lets_nobody_in() {
-    use proto::decider::At;
+    use proto::check_service::At;
     let url = |text: &str| Some(At::Url(text.to_owned()));
-    let decider = || proto::Decider {
+    let check_service = || proto::CheckService {
         at: url("http://a:1"),
         timeout_nanoseconds: 1_000_000,
         unanswered_allowed: false,
     };
-    let rule = |decider| proto::Authorization { decider, ..Default::default() };
+    let rule = |check_service| proto::Authorization { check_service, ..Default::default() };
     let wire = |guard: Option<proto::guard::Guard>| {
         let policy = "ExternalAuthorization".to_owned();
         let policy = proto::ServicePolicy { kind: policy, name: "a/b".to_owned() };
@@ -124,23 +124,23 @@ fn a_guard_that_is_not_understood_lets_nobody_in() {
     };
     let asked = |rule| wire(Some(proto::guard::Guard::Authorization(rule)));
     assert_eq!(wire(None).unwrap_err().field, "guards[0].guard");
-    assert!(asked(rule(Some(decider()))).is_ok());
+    assert!(asked(rule(Some(check_service()))).is_ok());
     let upper = proto::HeaderNames { names: vec!["A".to_owned()] };
     let body = |bytes_max| {
         let body = Some(proto::ShownBody { bytes_max, ..Default::default() });
-        proto::Authorization { body, ..rule(Some(decider())) }
+        proto::Authorization { body, ..rule(Some(check_service())) }
     };
     assert!(asked(body(1)).is_ok());
     for (wrong, field) in [
         (rule(None), "decider"),
-        (rule(Some(proto::Decider { at: None, ..decider() })), "decider.at"),
-        (rule(Some(proto::Decider { at: url("a:1"), ..decider() })), "decider.url"),
+        (rule(Some(proto::CheckService { at: None, ..check_service() })), "decider.at"),
+        (rule(Some(proto::CheckService { at: url("a:1"), ..check_service() })), "decider.url"),
         (
-            rule(Some(proto::Decider { timeout_nanoseconds: 0, ..decider() })),
+            rule(Some(proto::CheckService { timeout_nanoseconds: 0, ..check_service() })),
             "decider.timeout_nanoseconds",
         ),
         (
-            proto::Authorization { headers: Some(upper), ..rule(Some(decider())) },
+            proto::Authorization { headers: Some(upper), ..rule(Some(check_service())) },
             "headers.names[0].header",
         ),
         (body(0), "body.bytes_max"),

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::breaker::time;
 use super::name;
 use crate::proto;
-use crate::resource::treatment;
+use crate::resource::traffic_policy;
 
 pub(super) fn removal() -> impl Strategy<Value = Removal> {
     let class = (any::<[bool; 4]>(), prop::collection::btree_set(any::<u8>(), 0..4));
@@ -80,7 +80,7 @@ fn health_check() -> impl Strategy<Value = HealthCheck> {
 
 #[test]
 fn a_check_that_asks_in_a_way_of_the_future_is_not_made_and_a_bad_one_is_refused() {
-    let rule = |check| proto::Treatment {
+    let rule = |check| proto::TrafficPolicy {
         removal: Some(proto::Removal {
             policy: Some(proto::ServicePolicy {
                 kind: "OutlierRemoval".to_owned(),
@@ -104,12 +104,12 @@ fn a_check_that_asks_in_a_way_of_the_future_is_not_made_and_a_bad_one_is_refused
     let times =
         proto::HealthCheck { interval_nanoseconds, timeout_nanoseconds, ..Default::default() };
     let unknown = proto::HealthCheck { failures: 1, successes: 1, ..times };
-    let read = treatment::from_wire(Some(rule(unknown.clone()))).unwrap();
+    let read = traffic_policy::from_wire(Some(rule(unknown.clone()))).unwrap();
     let RemovalAlgorithm::Native(native) = read.removal.unwrap().algorithm else { panic!() };
     assert_eq!(native.health_check, None);
     let path = |path: &str| Some(proto::health_check::Probe::HttpPath(path.to_owned()));
     let good = proto::HealthCheck { probe: path("/"), ..unknown };
-    assert!(treatment::from_wire(Some(rule(good.clone()))).is_ok());
+    assert!(traffic_policy::from_wire(Some(rule(good.clone()))).is_ok());
     for bad in [
         proto::HealthCheck { failures: 0, ..good.clone() },
         proto::HealthCheck { successes: 0, ..good.clone() },
@@ -117,6 +117,6 @@ fn a_check_that_asks_in_a_way_of_the_future_is_not_made_and_a_bad_one_is_refused
         proto::HealthCheck { probe: path("/ HTTP/1.1\r\nhost: b"), ..good.clone() },
         proto::HealthCheck { probe: path("healthz"), ..good.clone() },
     ] {
-        assert!(treatment::from_wire(Some(rule(bad.clone()))).is_err(), "{bad:?}");
+        assert!(traffic_policy::from_wire(Some(rule(bad.clone()))).is_err(), "{bad:?}");
     }
 }

@@ -223,7 +223,7 @@ fn a_gateway_is_well_when_its_listeners_are_and_its_pods_and_its_address() {
         let found = ["Accepted", "Programmed"].map(|word| reason(&said.conditions, word));
         assert_eq!(found, expected, "{spec} {runs}");
         let served = !matches!(expected[1], "Invalid");
-        assert_eq!(resolved.wishes.len(), usize::from(served), "{spec}");
+        assert_eq!(resolved.desired.len(), usize::from(served), "{spec}");
         assert_eq!(!resolved.gateways.values().next().unwrap().ports.is_empty(), served, "{spec}");
     }
 }
@@ -235,8 +235,8 @@ fn without_a_load_balancer_the_cluster_has_an_address() {
     let object = id("infra", "leno-gateway-edge");
     let mut addresses = |is_load_balancer| {
         let cluster = vec![Address::ip("10.0.0.9")];
-        let entrance = Entrance { is_load_balancer, ingress: Vec::new(), cluster };
-        world.facts.entrances.insert(object.clone(), entrance);
+        let gateway_service = GatewayService { is_load_balancer, ingress: Vec::new(), cluster };
+        world.facts.gateway_services.insert(object.clone(), gateway_service);
         let resolved = world.resolve();
         let said = &resolved.said[&id("infra", "edge")];
         (said.addresses.len(), reason(&said.conditions, "Programmed"))
@@ -252,7 +252,7 @@ fn gateways_of_other_classes_are_none_of_ours() {
     world.route(("HTTPRoute", "infra", "r"), json!({}), &[]);
     let resolved = world.resolve();
     assert!(resolved.gateways.is_empty() && resolved.said.is_empty());
-    assert!(resolved.parents.is_empty() && resolved.wishes.is_empty());
+    assert!(resolved.parents.is_empty() && resolved.desired.is_empty());
     assert!(resolved.backends.is_empty());
 }
 
@@ -269,7 +269,7 @@ fn the_younger_of_two_that_would_share_their_pods_is_refused() {
         |name: String| reason(&resolved.said[&id("infra", &name)].conditions, "Accepted");
     assert_eq!(accepted(format!("{long}x")), "Accepted");
     assert_eq!(accepted(format!("{long}y")), "Invalid");
-    assert_eq!(resolved.wishes.len(), 1);
+    assert_eq!(resolved.desired.len(), 1);
 }
 
 #[test]
@@ -288,6 +288,6 @@ fn a_name_that_is_no_label_is_said_to_be_none() {
         let said = &resolved.said[&id("infra", &name)].conditions;
         assert_eq!(reason(said, "Accepted"), "Invalid", "{length}");
         assert_eq!(reason(said, "Programmed"), "Invalid", "{length}");
-        assert_eq!(resolved.wishes.len(), 0, "{length}");
+        assert_eq!(resolved.desired.len(), 0, "{length}");
     }
 }

@@ -197,7 +197,7 @@ fn global_limit() -> Value {
     ]);
     unless(
         object([
-            ("service", decider_service()),
+            ("service", check_service_service()),
             ("url", text(512)),
             ("timeout", duration()),
             ("onFailure", word(&["deny", "allow"])),
@@ -206,7 +206,7 @@ fn global_limit() -> Value {
             ("answer", answer()),
             ("tellClients", boolean()),
         ]),
-        &[ONE_DECIDER],
+        &[ONE_CHECK_SERVICE],
     )
 }
 
@@ -219,7 +219,10 @@ pub(super) fn external_authorization() -> Value {
     unless(
         object([
             ("targetRefs!", target_refs()),
-            ("service", about(decider_service(), "External authorization service in the mesh.")),
+            (
+                "service",
+                about(check_service_service(), "External authorization service in the mesh."),
+            ),
             (
                 "url",
                 about(
@@ -234,7 +237,7 @@ pub(super) fn external_authorization() -> Value {
             ("context", map(text(4096), 32)),
             ("body", about(body, "Part of the body sent to the service; no body when absent.")),
         ]),
-        &[ONE_DECIDER],
+        &[ONE_CHECK_SERVICE],
     )
 }
 
@@ -288,11 +291,11 @@ pub(super) fn jwt_validation() -> Value {
     ])
 }
 
-fn decider_service() -> Value {
+fn check_service_service() -> Value {
     object([("name!", name()), ("namespace", name()), ("port!", port())])
 }
 
-const ONE_DECIDER: (&str, &str) =
+const ONE_CHECK_SERVICE: (&str, &str) =
     ("has(self.service) != has(self.url)", "set exactly one of service and url");
 
 pub(super) fn fault_injection() -> Value {

@@ -50,8 +50,8 @@ fn record(seen: &Seen, form: &LogForm) -> LogRecord {
     line.truncate(line.trim_end_matches('\n').len());
     let attributes = access_log::with_entry(seen, |entry| {
         // The record has fields of its own for the trace and span IDs.
-        let told = entry.present().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
-        told.map(|(name, value)| key_value(name, of_log(value))).collect()
+        let reported = entry.present().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
+        reported.map(|(name, value)| key_value(name, of_log(value))).collect()
     });
     let (severity_number, severity_text) = severity(seen);
     let ended = nanoseconds(seen.ended);

@@ -48,17 +48,19 @@ fn a_record_is_the_line_and_its_fields() {
     assert!(!body(record).ends_with('\n'));
     // Every field of the line that is not null is an attribute, except the two of the trace.
     for (name, value) in line.as_object().unwrap() {
-        let told = attribute(record, name);
+        let reported = attribute(record, name);
         match value {
-            serde_json::Value::Null => assert_eq!(told, None, "{name}"),
-            _ if name == "trace_id" || name == "span_id" => assert_eq!(told, None, "{name}"),
+            serde_json::Value::Null => assert_eq!(reported, None, "{name}"),
+            _ if name == "trace_id" || name == "span_id" => assert_eq!(reported, None, "{name}"),
             serde_json::Value::String(text) => {
-                assert_eq!(told, Some(&any_value::Value::Text(text.clone())), "{name}");
+                assert_eq!(reported, Some(&any_value::Value::Text(text.clone())), "{name}");
             }
-            serde_json::Value::Number(number) => match told.unwrap() {
-                any_value::Value::Number(told) => assert_eq!(number.as_i64(), Some(*told)),
-                any_value::Value::Fraction(told) => assert_eq!(number.as_f64(), Some(*told)),
-                any_value::Value::Text(told) => panic!("{name}: {told}"),
+            serde_json::Value::Number(number) => match reported.unwrap() {
+                any_value::Value::Number(reported) => assert_eq!(number.as_i64(), Some(*reported)),
+                any_value::Value::Fraction(reported) => {
+                    assert_eq!(number.as_f64(), Some(*reported))
+                }
+                any_value::Value::Text(reported) => panic!("{name}: {reported}"),
             },
             other => panic!("{name}: {other}"),
         }
@@ -99,11 +101,11 @@ async fn sent(url: &str) -> (u64, u64) {
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
     let config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
     let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
-    let (outlet, intake) = mpsc::channel(4);
+    let (queue, intake) = mpsc::channel(4);
     for _ in 0..3 {
-        outlet.try_send(seen("inbound", 200, None)).unwrap();
+        queue.try_send(seen("inbound", 200, None)).unwrap();
     }
-    drop(outlet);
+    drop(queue);
     crate::access_log::write(intake, Rc::new(courier)).await;
     (telemetry.count(Count::RecordsExported), telemetry.count(Count::RecordsRefused))
 }

@@ -45,8 +45,8 @@ fn the_last_push_is_when_the_data_threads_are_gone() {
         let [(path, kind, body)] = &arrived[..] else { panic!("one push") };
         assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
         let body = String::from_utf8_lossy(body);
-        for told in ["service.instance.id", "bookinfo/a", "leno_retries_total"] {
-            assert!(body.contains(told), "{told}");
+        for reported in ["service.instance.id", "bookinfo/a", "leno_retries_total"] {
+            assert!(body.contains(reported), "{reported}");
         }
     });
 }

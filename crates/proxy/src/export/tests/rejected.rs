@@ -29,14 +29,14 @@ async fn call_once(mesh: &Mesh, protocol: Protocol) {
     match protocol {
         Protocol::Http2 => {
             let request = Request::get("http://ratings/").body(()).unwrap();
-            let response = connect(mesh.door).await.send_request(request, true).unwrap().0;
+            let response = connect(mesh.listener).await.send_request(request, true).unwrap().0;
             drop(response.await.unwrap());
         }
         Protocol::Grpc => {
-            let response = connect(mesh.door).await.send_request(call("/"), true).unwrap().0;
+            let response = connect(mesh.listener).await.send_request(call("/"), true).unwrap().0;
             drop(response.await.unwrap());
         }
-        _ => drop(Client::connect(mesh.door).await.ask(GET).await),
+        _ => drop(Client::connect(mesh.listener).await.ask(GET).await),
     }
 }
 
@@ -104,7 +104,7 @@ fn a_request_that_cannot_be_read_is_a_failed_span() {
                 "head-too-large",
             ),
         ] {
-            Client::connect(mesh.door).await.ask(&head).await;
+            Client::connect(mesh.listener).await.ask(&head).await;
             let spans = &mut mesh.client.spans;
             until(|| !spans.is_empty()).await;
             assert_eq!(exported(spans, reason), failed(reason));

@@ -12,8 +12,8 @@ use leno_telemetry::Count;
 use leno_telemetry::trace::Written;
 use leno_traffic::cors::{CrossOrigin, judge};
 use leno_traffic::fault::Injected;
-use leno_traffic::treatment::PortTreatment;
-use leno_traffic::{CompiledActions, FieldEdits, Redirection, Ruling};
+use leno_traffic::traffic_policy::PortTrafficPolicy;
+use leno_traffic::{CompiledActions, FieldEdits, PolicyDecision, Redirection};
 use leno_wire::http1::{Framing, write_request};
 
 use super::Exchange;
@@ -114,7 +114,7 @@ impl Exchange<'_, '_> {
             aim.origin = Some(Cow::Owned(target));
         }
         let head = self.head(&aim, of_rule);
-        let copies = Copies::new(worker, &bound.scene, to, head);
+        let copies = Copies::new(worker, &bound.config, to, head);
         if self.body.is_empty() {
             copies.send(Some(Vec::new()));
             return None;
@@ -164,18 +164,19 @@ impl Exchange<'_, '_> {
         &self,
         aim: &Aim<'_>,
         bound: &Bound,
-        treatment: &PortTreatment,
+        traffic_policy: &PortTrafficPolicy,
     ) -> Result<(), Failure> {
         let worker = self.session.worker.clone();
-        let caller = &bound.scene.plans.snapshot.plan.account;
+        let caller = &bound.config.plans.snapshot.plan.account;
         let view = self.request.view(aim);
         let chance = &mut || worker.draw();
-        let injected = treatment.faults.as_ref().and_then(|it| it.inject(&view, caller, chance));
+        let injected =
+            traffic_policy.faults.as_ref().and_then(|it| it.inject(&view, caller, chance));
         let Some(Injected { policy, rule, delay, abort, hits: slot }) = injected else {
             return Ok(());
         };
-        let ruling = Ruling::service_policy(policy, rule, slot);
-        hits::policy(&worker.shard, &ruling);
+        let decision = PolicyDecision::service_policy(policy, rule, slot);
+        hits::policy(&worker.shard, &decision);
         if let Some(delay) = delay {
             worker.shard.add(Count::FaultDelays, 1);
             self.while_there(tokio::time::sleep(delay)).await?;
@@ -184,7 +185,7 @@ impl Exchange<'_, '_> {
             None => Ok(()),
             Some(answer) => {
                 worker.shard.add(Count::FaultAnswers, 1);
-                Err(Failure::injected(ruling, answer))
+                Err(Failure::injected(decision, answer))
             }
         }
     }

@@ -9,8 +9,8 @@ use super::Exchange;
 use crate::error::{Failure, downstream_reason};
 use crate::http::ahead::{Beginning, Excerpt, Unread, Until};
 use crate::http::route::Bound;
-use crate::patience::finished_within;
-use crate::session::Entrance;
+use crate::max_wait::finished_within;
+use crate::session::ListenerKind;
 
 impl Exchange<'_, '_> {
     /// Returns the excerpt of the body for a service, after reading as far as necessary; `beginning` holds the
@@ -27,7 +27,7 @@ impl Exchange<'_, '_> {
         let most = usize::try_from(shown.bytes_max).unwrap_or(usize::MAX);
         let is_refused = shown.longer == LongerBody::Refused;
         let too_large =
-            || Err(Failure { policy: Some(rule.ruling()), ..Reason::BodyTooLarge.into() });
+            || Err(Failure { policy: Some(rule.decision()), ..Reason::BodyTooLarge.into() });
         if let BodyLength::Known(length) = self.request.head.body
             && is_refused
             && length > u64::from(shown.bytes_max)
@@ -39,12 +39,12 @@ impl Exchange<'_, '_> {
             self.responder.ask_for_body().await.map_err(|_| Reason::DownstreamClosed)?;
         }
         let (worker, client) = (&self.session.worker, self.session.peer.ip());
-        let beginning =
-            beginning.get_or_insert_with(|| Beginning::new(worker.deciders.ahead.clone(), client));
+        let beginning = beginning
+            .get_or_insert_with(|| Beginning::new(worker.check_services.ahead.clone(), client));
         let until = if is_refused { Until::Known(most) } else { Until::Filled(most) };
         let is_asked_early = !is_refused && self.is_call(bound);
         let limit = match is_asked_early {
-            true => rule.rule.decider.timeout,
+            true => rule.rule.check_service.timeout,
             false => worker.config.limits.body_stall_timeout,
         };
         let read = match finished_within(limit, beginning.read(self.body, until)).await {
@@ -60,7 +60,7 @@ impl Exchange<'_, '_> {
             Err(Unread::NoRoom) => {
                 // Many clients together must not bypass the check either.
                 worker.shard.add(Count::AuthorizationUnanswered, 1);
-                let policy = Some(rule.ruling());
+                let policy = Some(rule.decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
         }
@@ -69,8 +69,8 @@ impl Exchange<'_, '_> {
     /// True for a gRPC call, which may pause until it gets a response. The content type alone is not
     /// sufficient: applications that do not use gRPC only may ignore it.
     fn is_call(&self, bound: &Bound) -> bool {
-        let Entrance::Inbound { port } = &self.session.entrance else { return false };
-        let mut ports = bound.scene.plans.snapshot.plan.ports.iter();
+        let ListenerKind::Inbound { port } = &self.session.listener_kind else { return false };
+        let mut ports = bound.config.plans.snapshot.plan.ports.iter();
         self.request.is_grpc() && ports.any(|it| it.port == *port && it.protocol == Protocol::Grpc)
     }
 }

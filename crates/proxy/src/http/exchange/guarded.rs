@@ -12,15 +12,15 @@ use leno_traffic::{CompiledActions, FieldEdits, Guards, RequestView};
 
 use super::Exchange;
 use super::shown::Claimed;
-use crate::decider::{NoAnswer, ask, authorization, limit};
+use crate::check_service::{NoAnswer, ask, authorization, limit};
 use crate::error::Failure;
 use crate::http::ahead::Excerpt;
 use crate::http::request::Aim;
 use crate::http::route::Bound;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 
 /// A request as the application will see it, and the changes made for that.
-type Told<'a> = (&'a RequestView<'a>, &'a HeaderEdits);
+type Reported<'a> = (&'a RequestView<'a>, &'a HeaderEdits);
 
 /// True if a request continues without a decision. An unusable response may have been a denial, and never
 /// allows the request.
@@ -60,7 +60,7 @@ impl Exchange<'_, '_> {
         aim: &Aim<'_>,
         bound: &Bound,
     ) -> Result<(), Failure> {
-        let Entrance::Inbound { port } = &self.session.entrance else { return Ok(()) };
+        let ListenerKind::Inbound { port } = &self.session.listener_kind else { return Ok(()) };
         let (request, port) = (self.request, *port);
         let Some(guards) = guards.at(port) else { return self.authorize(aim, bound) };
         let view = request.view(aim);
@@ -73,7 +73,7 @@ impl Exchange<'_, '_> {
             // No check request is sent without a free concurrency permit. The permit itself is acquired after
             // the checks.
             self.enter(port, &with_claims, bound)?;
-            self.witness = None;
+            self.observer = None;
         }
         let asked = (&with_claims, &shown.edits);
         let consulted = self.consult(guards, (asked, port), bound).await?;
@@ -95,7 +95,7 @@ impl Exchange<'_, '_> {
     async fn consult(
         &mut self,
         guards: &PortGuards,
-        (asked, port): (Told<'_>, u16),
+        (asked, port): (Reported<'_>, u16),
         bound: &Bound,
     ) -> Result<Changes, Failure> {
         let mut changes = Changes::default();
@@ -129,12 +129,12 @@ impl Exchange<'_, '_> {
     async fn authorized_by(
         &self,
         rule: &CompiledAuthorization,
-        ((view, edits), port): (Told<'_>, u16),
+        ((view, edits), port): (Reported<'_>, u16),
         bound: &Bound,
         excerpt: Option<Excerpt>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let plan = &bound.scene.plans.snapshot.plan;
+        let plan = &bound.config.plans.snapshot.plan;
         let server =
             SpiffeId { trust_domain: plan.trust_domain.clone(), account: plan.account.clone() };
         let ends = authorization::Ends {
@@ -147,7 +147,7 @@ impl Exchange<'_, '_> {
         let question = authorization::question(rule, (self.request, view, edits), &ends, excerpt);
         let question = (authorization::METHOD, question);
         let read = |answer| authorization::verdict(answer, view);
-        match ask(worker, &rule.rule.decider, question, read).await {
+        match ask(worker, &rule.rule.check_service, question, read).await {
             Ok(authorization::Verdict::Allowed { request, response }) => {
                 worker.shard.add(Count::AuthorizationAllowed, 1);
                 Ok((request, response))
@@ -155,16 +155,16 @@ impl Exchange<'_, '_> {
             Ok(authorization::Verdict::Denied(answer)) => {
                 worker.shard.add(Count::AuthorizationDenied, 1);
                 let grpc = answer.status.map(GrpcStatus::of_http);
-                let (policy, answer) = (Some(rule.ruling()), Some(Arc::new(answer)));
+                let (policy, answer) = (Some(rule.decision()), Some(Arc::new(answer)));
                 Err(Failure { policy, answer, grpc, ..Reason::DeniedByService.into() })
             }
-            Err(none) if may_go_on(&none, rule.rule.decider.unanswered) => {
+            Err(none) if may_go_on(&none, rule.rule.check_service.unanswered) => {
                 worker.shard.add(Count::AuthorizationSkipped, 1);
                 Ok(Default::default())
             }
             Err(_) => {
                 worker.shard.add(Count::AuthorizationUnanswered, 1);
-                let policy = Some(rule.ruling());
+                let policy = Some(rule.decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
         }
@@ -180,24 +180,24 @@ impl Exchange<'_, '_> {
         let worker = &self.session.worker;
         let question = (limit::METHOD, limit::question(rule, described));
         let read = |answer| limit::verdict(answer, rule, view);
-        match ask(worker, &rule.rule.decider, question, read).await {
+        match ask(worker, &rule.rule.check_service, question, read).await {
             Ok(limit::Verdict::Room { request, response }) => {
                 worker.shard.add(Count::GlobalLimitAllowed, 1);
                 Ok((request, response))
             }
             Ok(limit::Verdict::Full { answer, wait }) => {
                 worker.shard.add(Count::GlobalLimitDenied, 1);
-                let (policy, answer) = (Some(rule.ruling()), Some(Arc::new(answer)));
+                let (policy, answer) = (Some(rule.decision()), Some(Arc::new(answer)));
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
                 Err(Failure { policy, answer, retry_after, ..Reason::RateLimited.into() })
             }
-            Err(none) if may_go_on(&none, rule.rule.decider.unanswered) => {
+            Err(none) if may_go_on(&none, rule.rule.check_service.unanswered) => {
                 worker.shard.add(Count::GlobalLimitSkipped, 1);
                 Ok(Default::default())
             }
             Err(_) => {
                 worker.shard.add(Count::GlobalLimitUnanswered, 1);
-                let policy = Some(rule.ruling());
+                let policy = Some(rule.decision());
                 Err(Failure { policy, ..Reason::RateLimitUnavailable.into() })
             }
         }

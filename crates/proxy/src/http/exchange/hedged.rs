@@ -15,7 +15,7 @@ use leno_traffic::hedge::{Hedged, may_hedge};
 use leno_traffic::removal::Ending;
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 
-use super::{Exchange, Witness};
+use super::{Exchange, ResponseObserver};
 use crate::error::lost_reason;
 use crate::http::again::{self, pays};
 use crate::http::forward::{Progress, answer};
@@ -29,9 +29,9 @@ use crate::http2::cancel;
 use crate::link::{LinkStream, ReceivedHead};
 use crate::record::Hedge;
 use crate::session::Session;
+use crate::upstream::cluster::Trial;
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::pick;
-use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Lease, Timed, Upstream, Wait};
 use crate::worker::Worker;
 
@@ -118,7 +118,7 @@ impl Exchange<'_, '_> {
         if self.actions.as_ref().is_none_or(|actions| actions.retry.is_none()) {
             again::pay_in(&self.session.worker, second.service.as_ref());
         }
-        self.witness = Some(Witness::Beside(beside));
+        self.observer = Some(ResponseObserver::Beside(beside));
         let raced = self.race((aim, bound, &mut *tried), (rule.after, second)).await;
         let answered = match raced {
             Raced::First(outcome) => return outcome,
@@ -136,11 +136,11 @@ impl Exchange<'_, '_> {
         // The guards of the first attempt are dropped without an outcome.
         (self.timed, self.trial) = (Some(timed), trial);
         *tried = Some(upstream.endpoint.id.clone());
-        if let Some(sighting) = &mut self.record.sighting {
-            sighting.upstream = Some(upstream.endpoint.address);
+        if let Some(trace) = &mut self.record.trace {
+            trace.upstream = Some(upstream.endpoint.address);
         }
         if let Some(stay) = &bound.stay {
-            self.keeps = self.told_of(stay, tried.as_ref());
+            self.keeps = self.known_of(stay, tried.as_ref());
         }
         let outcome = answer(self, &stream).await;
         Destined::Upstream(upstream).learn(&self.session.worker, outcome);
@@ -150,8 +150,8 @@ impl Exchange<'_, '_> {
 
     /// Records the result of a second attempt, if there was one.
     pub(super) fn settle(&mut self, hedge: Hedge) {
-        let hedged = self.witness.take_if(|witness| witness.beside().is_some());
-        if hedged.as_ref().and_then(Witness::beside).is_some_and(Beside::is_sent) {
+        let hedged = self.observer.take_if(|observer| observer.beside().is_some());
+        if hedged.as_ref().and_then(ResponseObserver::beside).is_some_and(Beside::is_sent) {
             self.record.retries += 1;
             self.record.hedge = Some(hedge);
         }
@@ -250,15 +250,15 @@ impl Second<'_> {
                 trailers::permitted_of(self.session, self.actions.as_deref(), kept)
             }
         };
-        let ward = self.bound.ward.as_ref();
+        let cluster = self.bound.cluster.as_ref();
         let upstream = self.pick()?;
         let retrying = Retrying::default();
-        if !retrying.claim(ward.map(|ward| &**ward)) {
+        if !retrying.claim(cluster.map(|cluster| &**cluster)) {
             return None;
         }
-        let trial = match ward {
+        let trial = match cluster {
             None => None,
-            Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests)).ok()?),
+            Some(cluster) => Some(cluster.begin(&upstream, Some(|it| &it.requests)).ok()?),
         };
         let timed = upstream.time();
         match self.send((&upstream, trial.as_ref(), &timed), body).await {
@@ -281,8 +281,8 @@ impl Second<'_> {
     fn pick(&self) -> Option<Rc<Upstream>> {
         let first = self.beside.first.borrow().clone()?;
         let Destination::Endpoints(priorities) = &self.bound.destination else { return None };
-        let (ward, hashed) = (self.bound.ward.as_deref(), self.bound.hashed.as_ref());
-        let upstream = pick(self.worker, (priorities, ward), hashed, Some(&first)).ok()?;
+        let (cluster, hashed) = (self.bound.cluster.as_deref(), self.bound.hashed.as_ref());
+        let upstream = pick(self.worker, (priorities, cluster), hashed, Some(&first)).ok()?;
         let is_fit =
             upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
         is_fit.then_some(upstream)
@@ -295,11 +295,11 @@ impl Second<'_> {
         (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
-        let wait = Wait::under(self.bound.ward.as_deref(), || Wait::Short);
+        let wait = Wait::under(self.bound.cluster.as_deref(), || Wait::Short);
         let lease = upstream.lease(self.worker, Some(timed), wait);
-        let lease = match &self.bound.ward {
+        let lease = match &self.bound.cluster {
             None => lease.await,
-            Some(ward) => ward.wait(lease).await,
+            Some(cluster) => cluster.wait(lease).await,
         };
         let Lease::Link(link) = lease.map_err(Ending::Broken)? else { return Ok(None) };
         if !pays(self.worker, self.service.as_ref()) {
@@ -345,7 +345,7 @@ impl Second<'_> {
         let is_error = matches!(status, 429 | 500..) && !self.beside.is_alone.get();
         if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
             timed.answers(status);
-            let grpc = grpc::told(bytes, &head).map(GrpcStatus::code);
+            let grpc = grpc::reported(bytes, &head).map(GrpcStatus::code);
             return Err(Ending::Answered { status: head.status, grpc });
         }
         Ok(())

@@ -7,8 +7,8 @@ use leno_telemetry::Count;
 
 use super::Exchange;
 use crate::http::route::{Bound, Destination};
+use crate::upstream::cluster::Trial;
 use crate::upstream::pick::kept;
-use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Http1Upstream, Lease, Wait};
 
 /// The connections of one client, each to a different server, newest last.
@@ -98,10 +98,10 @@ impl Exchange<'_, '_> {
                 there.is_same(pinned).then(|| Destined::Application(there.clone()))
             }
             (Destination::Endpoints(priorities), Destined::Upstream(pinned)) => {
-                let (worker, ward) = (&self.session.worker, bound.ward.as_deref());
-                let endpoints = priorities.serving(worker, ward, avoid);
+                let (worker, cluster) = (&self.session.worker, bound.cluster.as_deref());
+                let endpoints = priorities.serving(worker, cluster, avoid);
                 let endpoint = endpoints.iter().find(|it| it.is_same_place(&pinned.endpoint))?;
-                kept(worker, (endpoint, ward), avoid).map(Destined::Upstream)
+                kept(worker, (endpoint, cluster), avoid).map(Destined::Upstream)
             }
             _ => None,
         }
@@ -128,7 +128,7 @@ impl Exchange<'_, '_> {
 
     /// Returns the wait for a connection that no other request waits for.
     pub(crate) fn wait_alone(&self) -> Wait {
-        Wait::under(self.trial.as_ref().map(Trial::ward), || Wait::Whole)
+        Wait::under(self.trial.as_ref().map(Trial::cluster), || Wait::Whole)
     }
 
     /// Keeps a connection for the next request of its client.

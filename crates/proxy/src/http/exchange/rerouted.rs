@@ -69,7 +69,7 @@ impl Exchange<'_, '_> {
             return None;
         }
         let has_lost_port = reason == Reason::UnknownService;
-        Outdated::by(&self.session.worker.world, &at.1.scene, priorities, has_lost_port)
+        Outdated::by(&self.session.worker.world, &at.1.config, priorities, has_lost_port)
     }
 
     /// Routes a failed request again under newer configurations, as long as it may be sent again.
@@ -100,8 +100,8 @@ impl Exchange<'_, '_> {
             }
             self.actions.clone_from(&bound.actions);
             let Err(reason) = self.attempts_anew((&aim, &bound)).await else { return Ok(()) };
-            failure = match &bound.ward {
-                Some(ward) => ward.failure(reason),
+            failure = match &bound.cluster {
+                Some(cluster) => cluster.failure(reason),
                 None => reason.into(),
             };
             match self.outdated(reason, (&aim, &bound)) {
@@ -135,7 +135,7 @@ impl Exchange<'_, '_> {
             let again = match rule {
                 None => {
                     retry::retry(reason, &self.attempt_so_far(at))
-                        && self.retrying.claim(at.1.ward.as_deref())
+                        && self.retrying.claim(at.1.cluster.as_deref())
                 }
                 Some(rule) => self.is_tried_again(rule, reason, at).await,
             };

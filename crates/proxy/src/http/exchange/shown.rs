@@ -34,16 +34,16 @@ pub(super) struct Claimed<'a> {
 
 impl Fields for Claimed<'_> {
     fn find(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.told(name).unwrap_or_else(|| self.request.find(name))
+        self.reported(name).unwrap_or_else(|| self.request.find(name))
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        let told = self.replaced(|known| is_similar_name(known.as_bytes(), name.as_bytes()));
-        told.unwrap_or_else(|| self.request.find_similar(name))
+        let reported = self.replaced(|known| is_similar_name(known.as_bytes(), name.as_bytes()));
+        reported.unwrap_or_else(|| self.request.find_similar(name))
     }
 
     fn first(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.told(name).unwrap_or_else(|| self.request.first(name))
+        self.reported(name).unwrap_or_else(|| self.request.first(name))
     }
 
     fn claim(&self, name: &str) -> Vec<String> {
@@ -53,7 +53,7 @@ impl Fields for Claimed<'_> {
 
 impl Claimed<'_> {
     /// Returns the value of a header that is replaced (`None` inside: removed).
-    fn told(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
+    fn reported(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
         self.replaced(|known| known == name)
     }
 
@@ -77,8 +77,8 @@ impl Exchange<'_, '_> {
         for rule in rules {
             let before = shown.claims.len();
             // Headers with these names are set by this sidecar only.
-            let told = rule.rule.issuers.iter().flat_map(|issuer| &issuer.forwards);
-            for forward in told {
+            let reported = rule.rule.issuers.iter().flat_map(|issuer| &issuer.forwards);
+            for forward in reported {
                 remove(&mut shown.edits, &forward.header);
             }
             verify_all(&self.session.worker, rule, view, &mut shown)
@@ -120,7 +120,7 @@ fn verify_all(
         let keys = worker.jwt_keys(keys).ok_or(BadJwt::Signature)?;
         let expected = Expected {
             issuer: &issuer.issuer,
-            audiences: &issuer.audiences,
+            aud: &issuer.aud,
             leeway: issuer.leeway,
             requires_expiration: issuer.requires_expiration,
             max_age: issuer.max_age,
@@ -219,5 +219,5 @@ fn refused(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {
     let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
     let answer = Some(Arc::new(FixedAnswer { status: None, body, headers }));
     let grpc = Some(GrpcStatus::of_http(reason.status()));
-    Failure { policy: Some(rule.ruling()), answer, grpc, ..reason.into() }
+    Failure { policy: Some(rule.decision()), answer, grpc, ..reason.into() }
 }

@@ -4,7 +4,7 @@ use leno_model::Reason;
 
 use crate::error::downstream_reason;
 use crate::http::body::Broken;
-use crate::http::exchange::{Exchange, Witness};
+use crate::http::exchange::{Exchange, ResponseObserver};
 use crate::upstream::Timed;
 
 /// The progress of a request's body.
@@ -41,12 +41,12 @@ impl Sending {
     pub(super) fn after(
         sent: Result<(), Broken>,
         answered: bool,
-        (witness, timed): (Option<&Witness>, Option<&Timed>),
+        (observer, timed): (Option<&ResponseObserver>, Option<&Timed>),
     ) -> Result<Self, Reason> {
         let now = match sent {
             Ok(()) => {
-                if let Some(witness) = witness {
-                    witness.sent();
+                if let Some(observer) = observer {
+                    observer.sent();
                 }
                 Self::Whole
             }

@@ -14,7 +14,7 @@ use crate::http::message::ReadError;
 use crate::http2::stream::Outgoing;
 use crate::io::Io;
 use crate::link::LinkStream;
-use crate::patience::silence;
+use crate::max_wait::silence;
 use crate::session::Session;
 
 /// Forwards the direction of the client. Once it alone is open, the connection stays open as long as the
@@ -32,10 +32,10 @@ pub(super) async fn forth(
     };
     let given_up = async {
         resolved_when(|| sending.get() == Sending::HalfClosed).await;
-        let patience = session.worker.config.limits.idle_connection;
+        let max_wait = session.worker.config.limits.idle_connection;
         tokio::select! {
             () = upstream.gone() => {}
-            () = silence(patience, noted.bytes, noted.bytes) => {}
+            () = silence(max_wait, noted.bytes, noted.bytes) => {}
         }
     };
     tokio::select! {

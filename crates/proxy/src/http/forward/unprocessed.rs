@@ -11,7 +11,7 @@ use super::{Progress, over_http2};
 use crate::http::exchange::Exchange;
 use crate::http::request::Aim;
 use crate::http2::client::Http2Lease;
-use crate::upstream::ward::Trial;
+use crate::upstream::cluster::Trial;
 use crate::upstream::{Destined, Lease};
 
 /// Sends a request again after its stream was refused. This does not count as a retry of a rule: the server has
@@ -90,8 +90,8 @@ async fn lease_again(
     session.worker.shard.add(Count::Retries, 1);
     let how = (session.found_http2, exchange.wait_alone());
     let lease = destined.lease(&session.worker, exchange.timed.as_ref(), how);
-    let lease = match exchange.trial.as_ref().map(Trial::ward) {
-        Some(ward) => ward.wait(lease).await?,
+    let lease = match exchange.trial.as_ref().map(Trial::cluster) {
+        Some(cluster) => cluster.wait(lease).await?,
         None => lease.await?,
     };
     match lease {

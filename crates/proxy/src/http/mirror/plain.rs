@@ -17,7 +17,7 @@ use crate::http::request::Request;
 use crate::http2::client::Http2Lease;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
-use crate::upstream::ward::Ward;
+use crate::upstream::cluster::UpstreamCluster;
 use crate::upstream::{Destined, Http1Upstream, Lease, Upstream, Wait};
 use crate::worker::Worker;
 
@@ -60,10 +60,10 @@ pub(crate) async fn over_http1(
 }
 
 /// Sends a complete request over HTTP/2, again as long as the server processes other streams and not this one.
-/// `ward`: the policies that bound the request.
+/// `cluster`: the policies that bound the request.
 pub(crate) async fn over_http2(
     worker: &Rc<Worker>,
-    (upstream, ward): (&Rc<Upstream>, Option<&Ward>),
+    (upstream, cluster): (&Rc<Upstream>, Option<&UpstreamCluster>),
     mut lease: Http2Lease,
     bytes: Bytes,
     body: Vec<Piece>,
@@ -78,9 +78,9 @@ pub(crate) async fn over_http2(
             return Err(Reason::UpstreamRefused);
         }
         let again = upstream.lease(worker, None, Wait::Whole);
-        let again = match ward {
+        let again = match cluster {
             None => again.await?,
-            Some(ward) => ward.wait(again).await?,
+            Some(cluster) => cluster.wait(again).await?,
         };
         lease = match again {
             Lease::Http2(lease) => lease,
@@ -117,8 +117,8 @@ async fn over_stream(
     let (response, stream) = lease.send(asked, body.is_empty())?;
     let mut awaited = Awaited::new(response);
     if !body.is_empty() {
-        let patience = worker.config.limits.body_stall_timeout;
-        let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
+        let max_wait = worker.config.limits.body_stall_timeout;
+        let sink = Sink::Http2 { stream: Outgoing::new(stream), max_wait };
         // If the server ended the stream before the end of the body, the response reports it.
         awaited.meanwhile(give(sink, body)).await?.ok();
     }

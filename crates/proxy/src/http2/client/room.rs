@@ -58,14 +58,14 @@ struct Failure {
     reason: Reason,
     at: Instant,
     /// The time limit of the attempt.
-    patience: Duration,
+    max_wait: Duration,
 }
 
 /// A request that waits for a stream to an application.
 struct Wanted<'a> {
     address: SocketAddr,
     worker: &'a Rc<Worker>,
-    patience: Duration,
+    max_wait: Duration,
     since: Instant,
 }
 
@@ -78,28 +78,28 @@ impl Http2Pool {
         }
     }
 
-    /// Returns a connection to the application on which a stream may be opened now, within `patience`.
+    /// Returns a connection to the application on which a stream may be opened now, within `max_wait`.
     pub(crate) async fn lease(
         &self,
         address: SocketAddr,
         worker: &Rc<Worker>,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Http2Lease, Reason> {
         if let Some(ready) = self.ready() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(ready);
         }
-        let wanted = Wanted { address, worker, patience, since: Instant::now() };
+        let wanted = Wanted { address, worker, max_wait, since: Instant::now() };
         let queue = &self.open.queue;
         let _queued = Queued::enter(queue);
         let first = async {
             let first = queue.first.lock().await;
             (first, self.room().await)
         };
-        let (_first, room) = timeout(patience, first).await.map_err(|_| self.late())?;
+        let (_first, room) = timeout(max_wait, first).await.map_err(|_| self.late())?;
         match room {
             Some(ready) => Ok(ready),
-            None => timeout(patience, self.room_on_any(wanted)).await.map_err(|_| self.late())?,
+            None => timeout(max_wait, self.room_on_any(wanted)).await.map_err(|_| self.late())?,
         }
     }
 
@@ -150,21 +150,21 @@ impl Http2Pool {
             wanted.worker.shard.add(Count::LeaseOpened, 1);
             // The task ends by itself, soon: with a connection or without.
             let (pool, worker) = (self.clone(), wanted.worker.clone());
-            tokio::task::spawn_local(pool.open(wanted.address, worker, wanted.patience));
+            tokio::task::spawn_local(pool.open(wanted.address, worker, wanted.max_wait));
         }
     }
 
-    async fn open(self, address: SocketAddr, worker: Rc<Worker>, patience: Duration) {
+    async fn open(self, address: SocketAddr, worker: Rc<Worker>, max_wait: Duration) {
         // Other requests, which may have longer timeouts, wait for it too.
-        let patience = patience.max(worker.config.limits.connect_timeout);
+        let max_wait = max_wait.max(worker.config.limits.connect_timeout);
         let connect = async || -> Result<_, Reason> {
-            let connected = connect::application(address, &worker, patience).await?;
+            let connected = connect::application(address, &worker, max_wait).await?;
             Ok((connected.reader.io.clone(), connected))
         };
-        let opened = timeout(patience, greet_new(connect)).await;
+        let opened = timeout(max_wait, greet_new(connect)).await;
         let opened = opened.unwrap_or(Err(Reason::ConnectTimeout));
         let failure = opened.map(|send| self.keep(send, None)).err();
-        let failure = failure.map(|reason| Failure { reason, at: Instant::now(), patience });
+        let failure = failure.map(|reason| Failure { reason, at: Instant::now(), max_wait });
         let Openings { under_way, failure: last, ended } = &self.open.openings;
         last.set(failure);
         under_way.set(under_way.get() - 1);
@@ -226,7 +226,7 @@ impl Wanted<'_> {
     /// would give the same result.
     fn shares(&self, failure: &Failure) -> bool {
         let had_time =
-            failure.reason != Reason::ConnectTimeout || self.patience <= failure.patience;
+            failure.reason != Reason::ConnectTimeout || self.max_wait <= failure.max_wait;
         failure.at >= self.since && had_time
     }
 }

@@ -126,9 +126,9 @@ fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first()
 fn the_surplus_of_a_busier_time_is_closed() {
     run(async {
         let (waits, ended) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
-        let (until_told, count) = (waits.clone(), ended.clone());
+        let (until_reported, count) = (waits.clone(), ended.clone());
         let app = Application::start(move |client| {
-            let (waits, count) = (until_told.clone(), count.clone());
+            let (waits, count) = (until_reported.clone(), count.clone());
             async move {
                 let mut connection =
                     h2::server::Builder::new().handshake::<_, Bytes>(client.stream).await.unwrap();

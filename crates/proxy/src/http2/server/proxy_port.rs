@@ -9,7 +9,7 @@ use leno_model::Reason;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::{End, FAREWELL, is_grpc, read_out};
+use super::{End, SHUTDOWN, is_grpc, read_out};
 use crate::error::Failure;
 use crate::http::body::Source;
 use crate::http::rescue;
@@ -34,7 +34,7 @@ pub(super) async fn reject(
             accepted = timeout_at(deadline, connection.accept()) => accepted,
             () = responded.notified(), if !is_ending => {
                 is_ending = true;
-                deadline = Instant::now() + FAREWELL;
+                deadline = Instant::now() + SHUTDOWN;
                 connection.graceful_shutdown();
                 continue;
             }
@@ -61,9 +61,9 @@ async fn reject_one(
     respond: SendResponse<Bytes>,
 ) -> RecvStream {
     let (parts, body) = request.into_parts();
-    let patience = session.worker.config.limits.body_stall_timeout;
+    let max_wait = session.worker.config.limits.body_stall_timeout;
     let grpc = is_grpc(&parts.headers);
-    let mut responder = Responder::Http2 { reply: Reply::new(respond), patience, grpc };
+    let mut responder = Responder::Http2 { reply: Reply::new(respond), max_wait, grpc };
     let _record = Record::unread(session, Reason::Unsupported);
     let failure = Failure::from(Reason::Unsupported);
     let is_bodiless = parts.method == http::Method::HEAD;

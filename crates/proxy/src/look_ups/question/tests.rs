@@ -23,7 +23,7 @@ fn service(packet: &[u8]) -> Option<Asked> {
     }
 }
 
-fn many(count: u8) -> Whereabouts {
+fn many(count: u8) -> DnsRecord {
     (0..count).map(|last| IpAddr::from([10, 0, 0, last])).collect()
 }
 
@@ -101,7 +101,7 @@ fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
 
 #[test]
 fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
-    let both: Whereabouts =
+    let both: DnsRecord =
         [IpAddr::from([10, 0, 0, 9]), "fd00::9".parse().unwrap()].into_iter().collect();
     for (kind, expected) in [(RecordType::A, "10.0.0.9"), (RecordType::AAAA, "fd00::9")] {
         let asked = service(&packet("Web.shop.svc.cluster.local.", kind)).unwrap();

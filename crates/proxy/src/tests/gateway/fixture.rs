@@ -18,7 +18,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, server};
 
 use crate::config::Limits;
-use crate::session::Entrance;
+use crate::session::ListenerKind;
 use crate::tests::fixture::{Mesh, PORT, Setup, endpoint, plan, view};
 
 /// Ports of gateways; in tests the kernel selects the actual port.
@@ -72,7 +72,7 @@ impl Gate {
 
     /// Returns the address of a port for external clients.
     pub(super) async fn at(&self, port: u16) -> SocketAddr {
-        self.mesh.client.listen(Entrance::Gateway { port }).await
+        self.mesh.client.listen(ListenerKind::Gateway { port }).await
     }
 }
 

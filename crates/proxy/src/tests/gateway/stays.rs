@@ -62,9 +62,9 @@ fn a_browser_keeps_to_its_endpoint_with_a_sidecar_or_without() {
             }
             seen.insert(first.text().to_owned());
             // The other rule has a session of its own.
-            let elsewhere = safe.ask(&get("/b", &cookie)).await;
+            let at_another = safe.ask(&get("/b", &cookie)).await;
             let (its_pair, attributes) =
-                elsewhere.field("set-cookie").unwrap().split_once("; ").unwrap();
+                at_another.field("set-cookie").unwrap().split_once("; ").unwrap();
             assert_eq!(attributes, "Path=/b; HttpOnly; Secure; SameSite=Strict");
             assert_ne!(its_pair, pair);
         }

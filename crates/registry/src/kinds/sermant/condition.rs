@@ -61,7 +61,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     let text = |relation| text_test(&value, relation, !as_is);
     let number = |relation| {
         // A value that is not a 64-bit integer does not match.
-        let bound = value.spelling()?.parse().ok();
+        let bound = value.literal()?.parse().ok();
         Some(bound.map_or(ValueTest::Never, |bound| ValueTest::Number { relation, bound }))
     };
     match operator.as_str() {
@@ -87,9 +87,9 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
 fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Option<ValueTest> {
     let texts = match (relation, value.value()) {
         (TextRelation::In, crate::document::Value::List(_)) => {
-            value.each(CONDITIONS_MAX, Field::spelling)
+            value.each(CONDITIONS_MAX, Field::literal)
         }
-        _ => vec![value.spelling()?],
+        _ => vec![value.literal()?],
     };
     Some(match texts.is_empty() {
         true => ValueTest::Never,
@@ -99,7 +99,7 @@ fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Op
 
 /// Lower-cases the expression like the value. An invalid expression never matches.
 pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
-    let text = value.spelling()?;
+    let text = value.literal()?;
     let used = if ignore_case { text.to_lowercase() } else { text.clone() };
     match check(value, &used)? {
         Usable::Yes => {

@@ -176,10 +176,10 @@ fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
 }
 
 fn any_case(method: &str) -> Vec<String> {
-    let mut spellings =
+    let mut literals =
         vec![method.to_ascii_uppercase(), method.to_ascii_lowercase(), method.to_owned()];
-    spellings.dedup();
-    spellings
+    literals.dedup();
+    literals
 }
 
 fn read_marks(fields: &Fields<'_>) -> Option<Vec<LaneMark>> {
@@ -246,7 +246,7 @@ fn routes<'a>(fields: &Fields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
 fn read_tags(field: &Field<'_>, consumer: Consumer) -> Option<BTreeMap<String, TagValue>> {
     let mut tags = BTreeMap::new();
     for (name, value) in field.entries()? {
-        let text = value.spelling()?;
+        let text = value.literal()?;
         let value = match text == "CONSUMER_TAG" && consumer == Consumer::Caller {
             true => TagValue::Callers,
             false => TagValue::Is(text),

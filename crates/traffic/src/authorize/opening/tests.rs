@@ -22,30 +22,29 @@ fn any_opening() -> impl Strategy<Value = Opening> {
     let requests: BoxedStrategy<Option<Vec<RequestMatch>>> =
         prop::option::of(prop::collection::vec(any_match(), 0..3)).boxed();
     let account = select(vec!["web", "app"]);
-    (select(vec![80, 90]), entry, ranges, account, any_guest(), requests).prop_map(
-        |(port, entry, ranges, account, guests, requests)| Opening {
+    (select(vec![80, 90]), entry, ranges, account, any_external_principal(), requests).prop_map(
+        |(port, entry, ranges, account, external_principals, requests)| Opening {
             policy: "IngressBackend shop/open".parse().unwrap(),
             port,
             entry,
             ranges: ranges.map(|it| it.iter().map(|it| it.parse::<IpRange>().unwrap()).collect()),
             accounts: vec![ServiceAccount::new("edge", account).unwrap()],
-            guests,
+            external_principals,
             requests,
         },
     )
 }
 
 /// The names of an external principal, if any.
-fn any_guest() -> impl Strategy<Value = Vec<Name>> {
+fn any_external_principal() -> impl Strategy<Value = Vec<Name>> {
     let name = select(vec!["batch.test", "edge.test"]);
     prop::collection::vec(name.prop_map(|name| Name::new(name).unwrap()), 0..2)
 }
 
 fn any_origin() -> impl Strategy<Value = Origin> {
     let name = prop::option::of(select(vec!["shop.test", "web.test"]));
-    let tls = (name, any_guest()).prop_map(|(name, guest)| Carrier::Tls {
-        asked: name.map(Into::into),
-        guest: guest.into(),
+    let tls = (name, any_external_principal()).prop_map(|(name, external_principal)| {
+        Carrier::Tls { asked: name.map(Into::into), external_principal: external_principal.into() }
     });
     let carrier = prop_oneof![2 => Just(Carrier::Clear), 1 => tls];
     let address = select(vec!["10.1.0.1", "::ffff:10.1.0.1", "10.2.0.1", "192.0.2.1", "fd00::1"]);
@@ -92,8 +91,8 @@ proptest! {
         let skips = |it: &Opening| matches!(it.entry, Entry::Https { proof: Proof::Skipped, .. });
         prop_assert_eq!(openings.skips_proof(80, origin.address), at_port().any(skips));
 
-        let takes = |it: &Opening| !it.guests.is_empty() && !it.entry.is_clear();
-        prop_assert_eq!(openings.takes_guests(80, origin.address), at_port().any(takes));
+        let takes = |it: &Opening| !it.external_principals.is_empty() && !it.entry.is_clear();
+        prop_assert_eq!(openings.takes_external_principals(80, origin.address), at_port().any(takes));
 
         let lets = |it: &CompiledOpening| {
             let mut requests = it.requests.iter().flatten();

@@ -84,16 +84,16 @@ fn connect(access: &InboundAccess, peer: &str, port: u16) -> ConnectionPermit {
 }
 
 /// The reason and the rule, if any.
-fn told(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
-    let rule = |ruling: Option<&Ruling>| match ruling {
+fn described(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+    let rule = |decision: Option<&PolicyDecision>| match decision {
         None => String::new(),
-        Some(Ruling { rule: Some(rule), .. }) => rule.to_string(),
-        Some(ruling) => ruling.policy.name.to_string(),
+        Some(PolicyDecision { rule: Some(rule), .. }) => rule.to_string(),
+        Some(decision) => decision.policy.name.to_string(),
     };
     let (reason, rule) = match &decision {
         Ok(permit) => {
             let audited = permit.would_deny().map(|reason| format!("not {}", reason.label()));
-            (audited.unwrap_or("ok".to_owned()), rule(access.ruling(*permit)))
+            (audited.unwrap_or("ok".to_owned()), rule(access.decision(*permit)))
         }
         Err(denial) => (denial.reason.label().to_owned(), rule(denial.policy.as_ref())),
     };
@@ -109,11 +109,11 @@ fn ask_with(access: &InboundAccess, peer: &str, what: &str, fields: &[(&str, &st
     let field = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let fields: Vec<(String, String)> = fields.iter().map(field).collect();
     let request = RequestView { method, path, query: None, authority: "stock", fields: &fields };
-    told(access, access.request(&connect(access, peer, 80), &request))
+    described(access, access.request(&connect(access, peer, 80), &request))
 }
 
 fn bytes(access: &InboundAccess, peer: &str, port: u16) -> String {
-    told(access, access.tcp(&connect(access, peer, port)))
+    described(access, access.tcp(&connect(access, peer, port)))
 }
 
 /// A `TrafficTarget` that allows `shop/web` to read everything and use all ports.
@@ -236,7 +236,7 @@ fn bytes_are_judged_by_identity_and_port_alone() {
 }
 
 #[test]
-fn a_denial_of_a_path_holds_for_every_spelling_of_it() {
+fn a_denial_of_a_path_holds_for_every_variant_of_it() {
     let admin = || asking(&[("", below("/admin"))], deny("admin"));
     let closed = access(Access::Permissive, false, vec![admin()]);
     for path in [
@@ -331,8 +331,8 @@ fn permits_of_other_rules_are_judged_by_those_of_today() {
     let before = strict(vec![allow("all")]);
     let permit = connect(&before, "shop/web", 80);
     let after = strict(vec![at(&[80], deny("closed")), allow("all")]);
-    assert_eq!(told(&before, before.tcp(&permit)), "ok all");
-    assert_eq!(told(&after, after.tcp(&permit)), "denied-by-policy closed");
+    assert_eq!(described(&before, before.tcp(&permit)), "ok all");
+    assert_eq!(described(&after, after.tcp(&permit)), "denied-by-policy closed");
 }
 
 #[test]
@@ -455,7 +455,7 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
             let (method, path) = ("GET", "/");
             let view = RequestView { method, path, query: None, authority: "", fields: &fields };
             assert_eq!(
-                told(&access, access.request(&permit, &view)),
+                described(&access, access.request(&permit, &view)),
                 expected,
                 "{rules} {tenants}"
             );
@@ -509,7 +509,7 @@ fn a_rule_that_allows_fits_no_field_with_a_twin() {
             let fields: Vec<_> = fields.iter().map(own).collect();
             let (method, path) = ("GET", "/");
             let view = RequestView { method, path, query, authority: "", fields: &fields };
-            let found = told(&access, access.request(&permit, &view));
+            let found = described(&access, access.request(&permit, &view));
             assert_eq!(found, expected, "{rules}: {query:?} {fields:?}");
         }
     }
@@ -531,7 +531,7 @@ fn what_a_client_says_a_thousand_times_is_asked_once() {
     let fields = Counted { user: "u-7,".repeat(1000), asked: Cell::new(0) };
     let (method, path) = ("GET", "/");
     let view = RequestView { method, path, query: None, authority: "", fields: &fields };
-    assert_eq!(told(&access, access.request(&permit, &view)), "denied");
+    assert_eq!(described(&access, access.request(&permit, &view)), "denied");
     assert!(fields.asked.get() <= 4, "{}", fields.asked.get());
 }
 
@@ -622,7 +622,7 @@ proptest! {
         let request = RequestView { method, path, query: None, authority: "", fields: &fields };
         let permit = connect(&access, peer, port);
         let (kind, account) = (PathKind::of(path), &permit.peer().unwrap().account);
-        let spelling = Spelling::of(path, kind);
+        let variant = PathVariants::of(path, kind);
         let fits = |rule: &&PolicyRule| {
             let fits = |it: &RequestMatch| {
                 match rule.action {
@@ -630,7 +630,7 @@ proptest! {
                         fits(&RequestMatcher::compile_allowing(it).unwrap(), &request, kind)
                     }
                     PolicyAction::Deny => {
-                        DenialMatcher::compile(it).unwrap().may_mean(&request, &spelling)
+                        DenialMatcher::compile(it).unwrap().may_mean(&request, &variant)
                     }
                 }
             };
@@ -649,7 +649,7 @@ proptest! {
             (None, Some(allow)) => format!("ok {}", allow.name),
             (None, None) => "denied".to_owned(),
         };
-        prop_assert_eq!(told(&access, access.request(&permit, &request)), expected);
+        prop_assert_eq!(described(&access, access.request(&permit, &request)), expected);
 
         let concerning = |action| {
             let rules = rules.iter().filter(move |rule| {
@@ -664,6 +664,6 @@ proptest! {
             (None, Some((_, allow))) => format!("ok {allow}"),
             (None, None) => "denied".to_owned(),
         };
-        prop_assert_eq!(told(&access, access.tcp(&permit)), expected);
+        prop_assert_eq!(described(&access, access.tcp(&permit)), expected);
     }
 }

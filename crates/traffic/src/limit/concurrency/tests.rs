@@ -14,12 +14,12 @@ struct Application {
     /// The number of requests per second.
     come: fn(u64) -> f64,
     /// The client timeout; the application is not informed.
-    patience: u64,
+    max_wait: u64,
 }
 
 impl Application {
     fn new(workers: usize, serves: fn(u64) -> u64, come: fn(u64) -> f64) -> Self {
-        Self { workers, serves, differs: Differs::Little, come, patience: u64::MAX }
+        Self { workers, serves, differs: Differs::Little, come, max_wait: u64::MAX }
     }
 }
 
@@ -170,8 +170,8 @@ impl Simulation {
         }
         if self.places.take(true, Duration::from_micros(self.now)) {
             self.waits.insert(request, self.now);
-            if self.application.patience < u64::MAX {
-                self.plan(self.application.patience, |_| Event::GivesUp(request));
+            if self.application.max_wait < u64::MAX {
+                self.plan(self.application.max_wait, |_| Event::GivesUp(request));
             }
             match self.busy < self.application.workers {
                 true => self.begin(request),
@@ -298,7 +298,7 @@ fn the_pace_of_the_night_is_forgotten_by_morning() {
 fn clients_that_give_up_tell_that_it_is_slow() {
     // A second each: 4 workers have 50 requests waiting by then.
     let application =
-        Application { patience: 300_000, ..Application::new(4, |_| 100_000, |_| 400.0) };
+        Application { max_wait: 300_000, ..Application::new(4, |_| 100_000, |_| 400.0) };
     let mut all = Simulation::new(application, (1, 1000));
     all.go_on(30);
     let seen = all.go_on(30);

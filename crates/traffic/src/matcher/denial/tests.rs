@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::*;
-use crate::spelling::PathKind;
+use crate::variant::PathKind;
 
 /// A denied request, then modified to one that a framework treats as equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Sent {
         let (method, path, fields) = (self.method.as_str(), self.path.as_str(), &self.fields);
         let request =
             RequestView { method, path, query: query.as_deref(), authority: "shop", fields };
-        matcher.may_mean(&request, &Spelling::of(path, PathKind::of(path)))
+        matcher.may_mean(&request, &PathVariants::of(path, PathKind::of(path)))
     }
 }
 
@@ -42,13 +42,13 @@ type Respell = fn(Sent, &Index) -> Sent;
 /// The equivalences of a framework's routing, each with its documentation.
 struct Framework {
     name: &'static str,
-    spellings: &'static [(Respell, &'static str)],
+    variants: &'static [(Respell, &'static str)],
 }
 
 const FRAMEWORKS: &[Framework] = &[
     Framework {
         name: "Express",
-        spellings: &[
+        variants: &[
             (
                 upper_letter,
                 "expressjs.com/en/api.html#express.router: caseSensitive is off by default",
@@ -74,7 +74,7 @@ const FRAMEWORKS: &[Framework] = &[
     },
     Framework {
         name: "Spring MVC, AntPathMatcher",
-        spellings: &[
+        variants: &[
             (
                 last_slash,
                 "docs.spring.io, PathMatchConfigurer.setUseTrailingSlashMatch: on before 6.0",
@@ -95,7 +95,7 @@ const FRAMEWORKS: &[Framework] = &[
     },
     Framework {
         name: "Spring, PathPattern",
-        spellings: &[
+        variants: &[
             (
                 last_slash,
                 "docs.spring.io, PathPatternParser.setMatchOptionalTrailingSeparator: on before 6.0",
@@ -111,7 +111,7 @@ const FRAMEWORKS: &[Framework] = &[
     },
     Framework {
         name: "ASP.NET",
-        spellings: &[
+        variants: &[
             (
                 upper_letter,
                 "learn.microsoft.com/aspnet/core/fundamentals/routing: matching is case-insensitive",
@@ -146,7 +146,7 @@ const FRAMEWORKS: &[Framework] = &[
     },
     Framework {
         name: "PHP and WSGI",
-        spellings: &[
+        variants: &[
             (underscored_header, "peps.python.org/pep-3333: HTTP_ variables; RFC 3875 §4.1.18"),
             (dotted_header, "php.net/manual/language.variables.external: dots become underscores"),
             (listed_parameter, "the same: a[]=b"),
@@ -172,7 +172,7 @@ const FRAMEWORKS: &[Framework] = &[
     },
     Framework {
         name: "Rails",
-        spellings: &[
+        variants: &[
             (suffix, "guides.rubyonrails.org/routing.html: (.:format)"),
             (last_slash, "api.rubyonrails.org, Journey::Router::Utils.normalize_path"),
             (doubled_slash, "the same"),
@@ -189,7 +189,7 @@ const FRAMEWORKS: &[Framework] = &[
     },
     Framework {
         name: "Parsers of URLs",
-        spellings: &[
+        variants: &[
             (network_path, "nodejs.org/api/http.html#messageurl: new URL(request.url, base)"),
             (network_path, "docs.python.org/3/library/urllib.parse: urlsplit, netloc after //"),
             (network_path, "php.net/manual/function.parse-url: //www.example.com/path"),
@@ -503,17 +503,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn no_spelling_of_a_denied_request_gets_through(
+    fn no_variant_of_a_denied_request_gets_through(
         (sent, rule) in request_and_rule(),
         framework in 0..FRAMEWORKS.len(),
-        spellings in prop::collection::vec((any::<Index>(), any::<Index>()), 1..5),
+        variants in prop::collection::vec((any::<Index>(), any::<Index>()), 1..5),
     ) {
         let matcher = DenialMatcher::compile(&rule).unwrap();
         prop_assert!(sent.is_denied_by(&matcher), "{sent:?}");
         let framework = &FRAMEWORKS[framework];
         let (mut respelled, mut used) = (sent, Vec::new());
-        for (which, at) in &spellings {
-            let (respell, documented) = which.get(framework.spellings);
+        for (which, at) in &variants {
+            let (respell, documented) = which.get(framework.variants);
             respelled = respell(respelled, at);
             used.push(documented);
         }
@@ -543,7 +543,7 @@ proptest! {
         let view = made.view();
         if super::super::RequestMatcher::compile(&request).unwrap().matches(&view) {
             let denial = DenialMatcher::compile(&request).unwrap();
-            prop_assert!(denial.may_mean(&view, &made.spelling()), "{request:?}");
+            prop_assert!(denial.may_mean(&view, &made.variant()), "{request:?}");
         }
     }
 }
@@ -553,7 +553,7 @@ fn denies(rule: &RequestMatch, sent: &Sent) -> bool {
 }
 
 #[test]
-fn paths_of_rules_fit_their_spellings_and_no_others() {
+fn paths_of_rules_fit_their_variants_and_no_others() {
     let exact = |path: &str| PathMatch::Exact(path.to_owned());
     let prefix = |path: &str| PathMatch::Prefix(path.to_owned());
     let regex = |path: &str| PathMatch::Regex(path.to_owned());
@@ -625,7 +625,7 @@ fn paths_of_rules_fit_their_spellings_and_no_others() {
 }
 
 #[test]
-fn headers_parameters_and_methods_of_rules_fit_their_spellings_and_no_others() {
+fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
     let value = |text: &str| ValueMatch::Exact(text.to_owned());
     let field = |name: &str, text: &str| FieldMatch { name: name.to_owned(), value: value(text) };
     let rule = RequestMatch { headers: vec![field("x-role", "root")], ..RequestMatch::default() };
@@ -779,8 +779,8 @@ fn a_host_in_escapes_is_the_same_host() {
     {
         let sent =
             RequestView { method: "GET", path: "/", query: None, authority, fields: &Vec::new() };
-        let spelling = Spelling::of("/", PathKind::Plain);
-        assert_eq!(rule.may_mean(&sent, &spelling), expected, "{authority}");
+        let variant = PathVariants::of("/", PathKind::Plain);
+        assert_eq!(rule.may_mean(&sent, &variant), expected, "{authority}");
     }
 }
 

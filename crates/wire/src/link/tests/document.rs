@@ -9,19 +9,20 @@ fn the_document_has_the_numbers_of_the_code() {
         1_024.. => format!("{} KiB", count >> 10),
         _ => count.to_string(),
     };
-    let told = |name, default, least, most| format!("| `{name}` | {default} | {least} | {most} |");
+    let reported =
+        |name, default, least, most| format!("| `{name}` | {default} | {least} | {most} |");
     let own = |name, default: String| format!("| `{name}` | {default} |");
     let size = |bytes_max: usize| bytes(u32::try_from(bytes_max).unwrap());
     for row in [
-        told(
+        reported(
             "streams_max",
             STREAMS_MAX.to_string(),
             STREAMS_LEAST.to_string(),
             STREAMS_MOST.to_string(),
         ),
-        told("window", bytes(WINDOW), bytes(WINDOW_LEAST), bytes(WINDOW_MOST)),
-        told("head_max", bytes(HEAD_MAX), bytes(HEAD_LEAST), bytes(HEAD_MOST)),
-        told("frame_max", bytes(FRAME_MAX), bytes(FRAME_LEAST), bytes(FRAME_MOST)),
+        reported("window", bytes(WINDOW), bytes(WINDOW_LEAST), bytes(WINDOW_MOST)),
+        reported("head_max", bytes(HEAD_MAX), bytes(HEAD_LEAST), bytes(HEAD_MOST)),
+        reported("frame_max", bytes(FRAME_MAX), bytes(FRAME_LEAST), bytes(FRAME_MOST)),
         own("output_max", size(OUTPUT_MAX)),
         own("output_limit", size(OUTPUT_LIMIT)),
         own("idle_frames_max", IDLE_FRAMES_MAX.to_string()),

@@ -439,7 +439,7 @@ fn a_peer_that_asks_and_does_not_read_is_cut_off() {
 }
 
 #[test]
-fn congestion_is_told_from_the_soft_bound_on() {
+fn congestion_is_reported_from_the_soft_bound_on() {
     let (mut opener, mut acceptor) = greeted();
     let mut written = 0;
     while !opener.is_congested() {

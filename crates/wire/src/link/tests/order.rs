@@ -18,7 +18,7 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
             let mut frames = frames(&wire);
             let [first, second] = [0; 2].map(|_| chance.below(frames.len()));
             let [before, after] = [first.min(second), first.max(second)];
-            if may_not_be_told(&frames[before..=after]) {
+            if may_not_be_reported(&frames[before..=after]) {
                 continue;
             }
             frames.swap(before, after);
@@ -43,7 +43,7 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
 
 /// True if a swap of the first and the last frame is undetectable: one of them moves past another piece of its
 /// body, or past the trailers that end it.
-fn may_not_be_told(frames: &[Vec<u8>]) -> bool {
+fn may_not_be_reported(frames: &[Vec<u8>]) -> bool {
     let is_piece = |frame: &&Vec<u8>| matches!(header(frame).kind, Kind::Data | Kind::Trailers);
     [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved| {
         let stream = header(moved).stream;

@@ -40,7 +40,7 @@ fn everything_arrives_also_when_streams_overtake_each_other() {
 }
 
 #[test]
-fn a_connection_that_breaks_has_told_nothing_wrong_and_leaves_nothing() {
+fn a_connection_that_breaks_has_reported_nothing_wrong_and_leaves_nothing() {
     let lost = simulate(|seed| World::new(seed, Order::Kept).run_until_cut()).cut_off;
     assert!(lost > 100 || !ALONE.is_empty(), "{lost} streams were lost");
 }

@@ -13,21 +13,21 @@ use super::{CASES, WHOLE_SERVICE};
 #[ignore = "fetches grpc-java with Maven: `./test grpc-java` runs it"]
 fn every_standard_case_passes_between_java_programs_in_either_mode() {
     for mode in MODES {
-        let (port, door) = (free_port(), free_port());
+        let (port, listener) = (free_port(), free_port());
         let mut run = java("TestServiceServer");
         run.push(format!("--port={port}"));
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let manifests = [
             mesh_config(mode),
             server_of("grpc", (port, "GRPC"), &run),
-            client("user", &[], &[("grpc.shop", door)]),
+            client("user", &[], &[("grpc.shop", listener)]),
             allowed_http("user", "grpc", WHOLE_SERVICE),
         ];
         let _mesh = Mesh::up(&manifests.concat());
-        eventually("an empty call is answered", PATIENCE, || call(door, "empty_unary").ok());
+        eventually("an empty call is answered", MAX_WAIT, || call(listener, "empty_unary").ok());
         for case in CASES {
             let began = Instant::now();
-            let outcome = call(door, case);
+            let outcome = call(listener, case);
             eprintln!("{mode}, {case}: {:?}", began.elapsed());
             assert!(outcome.is_ok(), "{mode}, {case}: {}", outcome.unwrap_err());
         }
@@ -35,8 +35,8 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
 }
 
 /// Runs one case through the outbound listener; the error is the client's output.
-fn call(door: u16, case: &str) -> Result<(), String> {
-    let (port, case) = (format!("--server_port={door}"), format!("--test_case={case}"));
+fn call(listener: u16, case: &str) -> Result<(), String> {
+    let (port, case) = (format!("--server_port={listener}"), format!("--test_case={case}"));
     let [program, arguments @ ..] = &java("TestServiceClient")[..] else {
         unreachable!("a command has a program")
     };
@@ -45,7 +45,7 @@ fn call(door: u16, case: &str) -> Result<(), String> {
     let slow = "--soak_per_iteration_max_acceptable_latency_ms=20000";
     command.args(arguments).args(["--server_host=127.0.0.1", &port, &case, slow]);
     let mut client = Program::start("grpc-java's client", &mut command);
-    match client.wait(PATIENCE).success() {
+    match client.wait(MAX_WAIT).success() {
         true => Ok(()),
         false => Err(client.printed()),
     }
@@ -61,4 +61,4 @@ fn java(program: &str) -> Vec<String> {
 }
 
 /// A JVM starts within a second or two, and the longest case takes the same time.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,84 @@
+//! The matches that did not decide a request, with the reasons.
+
+use leno_model::{RequestMatch, RouteKind, RouteName, RouteRule};
+use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, precedence};
+
+/// A match that did not decide.
+#[derive(Debug)]
+pub(super) struct Conflict {
+    pub(super) kind: RouteKind,
+    pub(super) route: RouteName,
+    /// The index of its rule in its own route, from 0.
+    pub(super) rule: usize,
+    /// Its index in the rule, from 0.
+    pub(super) index: usize,
+    pub(super) request: RequestMatch,
+    pub(super) why: Why,
+}
+
+/// The reason why a match did not decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The request does not match.
+    Misfit(Mismatch),
+    /// The request matches, but the decisive match has precedence.
+    Later(Precedence),
+}
+
+impl Why {
+    /// Returns a short description.
+    pub(super) fn reported(&self) -> String {
+        match self {
+            Self::Misfit(Mismatch::Path) => "the path does not match".to_owned(),
+            Self::Misfit(Mismatch::Method) => "the method does not match".to_owned(),
+            Self::Misfit(Mismatch::Header(name)) => format!("the header {name} does not match"),
+            Self::Misfit(Mismatch::Query(name)) => {
+                format!("the query parameter {name} does not match")
+            }
+            Self::Later(Precedence::Path) => "matches, but its path is less specific".to_owned(),
+            Self::Later(Precedence::Method) => "matches, but names no method".to_owned(),
+            Self::Later(Precedence::Headers) => "matches, but names fewer headers".to_owned(),
+            Self::Later(Precedence::Query) => {
+                "matches, but names fewer query parameters".to_owned()
+            }
+            Self::Later(Precedence::Order) => "matches as well, but comes later".to_owned(),
+        }
+    }
+}
+
+/// Returns the matches of a port's rules that did not decide; `winner` is the rule and the match that did, if
+/// any.
+pub(super) fn conflicts(
+    rules: &[RouteRule],
+    winner: Option<(usize, usize)>,
+    view: &RequestView<'_>,
+) -> Vec<Conflict> {
+    let decisive = winner.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
+    let mut conflicts = Vec::new();
+    for (number, rule) in rules.iter().enumerate() {
+        let place = place(rules, number);
+        for (index, request) in rule.matches.iter().enumerate() {
+            if winner == Some((number, index)) {
+                continue;
+            }
+            let Ok(matcher) = RequestMatcher::compile(request) else { continue };
+            let why = match (matcher.mismatch(view), decisive) {
+                (Some(mismatch), _) => Why::Misfit(mismatch),
+                (None, Some(decisive)) => Why::Later(precedence(decisive, request)),
+                (None, None) => continue,
+            };
+            let request = request.clone();
+            let (kind, route) = (rule.kind, rule.route.clone());
+            conflicts.push(Conflict { kind, route, rule: place, index, request, why });
+        }
+    }
+    // Matches that fit the request come first.
+    conflicts.sort_by_key(|conflict| matches!(conflict.why, Why::Misfit(_)));
+    conflicts
+}
+
+/// Returns the index of a rule in its own route, from 0.
+pub(super) fn place(rules: &[RouteRule], number: usize) -> usize {
+    let route = rules.get(number).map(|rule| &rule.route);
+    rules.iter().take(number).filter(|rule| Some(&rule.route) == route).count()
+}

@@ -1,0 +1,329 @@
+//! Descriptions of the policies that apply to requests to a port, a sentence each.
+
+use std::sync::Arc;
+
+use leno_model::{
+    BalanceAlgorithm, Balancing, CheckService, CircuitBreaker, Concurrency, Each, FailureClasses,
+    FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing,
+    LongerBody, OutlierRemoval, Rate, RateRule, Reason, Removal, RemovalAlgorithm, SermantRemoval,
+    ServicePolicyName, ShownBody, TooMany, Trip, Unanswered,
+};
+use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
+use leno_traffic::traffic_policy::{PortBreaker, PortTrafficPolicy};
+
+use crate::figures::counted;
+
+/// A policy and its effect.
+#[derive(Debug)]
+pub(super) struct Treated {
+    pub(super) policy: ServicePolicyName,
+    pub(super) reported: String,
+}
+
+/// Describes the policies of a port that apply to every request, or to every connection if the port is opaque
+/// (`is_opaque`).
+pub(super) fn treated(traffic_policy: &PortTrafficPolicy, is_opaque: bool) -> Vec<Treated> {
+    let acts = |removal: &&Arc<Removal>| !is_opaque || removal.acts_on_connections();
+    let removal = traffic_policy.removal.iter().filter(acts).map(|removal| Treated {
+        policy: removal.policy.clone(),
+        reported: match &removal.algorithm {
+            RemovalAlgorithm::Native(rule) => native(rule),
+            RemovalAlgorithm::Sermant(rule) => sermant(rule),
+        },
+    });
+    let breaks = |breaker: &Arc<PortBreaker>| {
+        let rule = &breaker.breaker.rule;
+        let reported = match is_opaque {
+            false => breaking(rule),
+            true => breaking(&Some(rule).filter(|it| it.acts_on_connections())?.for_connections()),
+        };
+        Some(Treated { policy: breaker.breaker.policy.clone(), reported })
+    };
+    let called = traffic_policy.called.iter().filter_map(breaks).map(|it| Treated {
+        reported: format!("across all backends of the called service, {}", it.reported),
+        ..it
+    });
+    let breaker = traffic_policy.breaker.iter().filter_map(breaks);
+    let acts = |it: &&Arc<Balancing>| !is_opaque || it.rule.acts_on_connections();
+    let balancing = traffic_policy.balancing.iter().filter(acts).map(|balancing| Treated {
+        policy: balancing.policy.clone(),
+        reported: choosing(&balancing.rule),
+    });
+    let hedging = traffic_policy.hedging.iter().filter(|_| !is_opaque).map(|hedging| Treated {
+        policy: hedging.policy.clone(),
+        reported: second_attempt(&hedging.rule),
+    });
+    removal.chain(called).chain(breaker).chain(balancing).chain(hedging).collect()
+}
+
+/// Describes the fault injection rule that applies to a request.
+pub(super) fn injected(policy: &ServicePolicyName, rule: &FaultRule) -> Treated {
+    let share = |ppm: u32| format!("{} % of such requests", f64::from(ppm) / 1e4);
+    let delay =
+        rule.delay.map(|delay| format!("delays {} by {:?}", share(delay.share_ppm), delay.time));
+    let abort = rule.abort.as_ref().map(|abort| {
+        let status = abort.answer.status.unwrap_or(Reason::FaultInjected.status());
+        format!("aborts {} with {status}", share(abort.share_ppm))
+    });
+    let reported: Vec<String> = delay.into_iter().chain(abort).collect();
+    Treated {
+        policy: policy.clone(),
+        reported: format!("{} {}", rule.name, reported.join(" and ")),
+    }
+}
+
+fn second_attempt(rule: &HedgeRule) -> String {
+    let which = match rule.methods.as_slice() {
+        [] => "an idempotent method".to_owned(),
+        methods => format!("the method {}", methods.join(" or ")),
+    };
+    format!("hedges requests with {which} to a second endpoint after {:?}", rule.after)
+}
+
+fn choosing(rule: &LoadBalancing) -> String {
+    let key = |key: &HashKey| match key {
+        HashKey::Header(name) => format!("the header {name}"),
+        HashKey::Cookie(name) => format!("the cookie {name}"),
+        HashKey::Source => "the client workload".to_owned(),
+    };
+    let how = match &rule.algorithm {
+        BalanceAlgorithm::PeakEwma { choices } => {
+            format!(
+                "picks the endpoint with the least load, by latency (peak EWMA) and requests in \
+                 flight, of {choices} chosen at random"
+            )
+        }
+        BalanceAlgorithm::LeastRequest { choices } => {
+            format!(
+                "picks the endpoint with the fewest requests in flight of {choices} chosen at random"
+            )
+        }
+        BalanceAlgorithm::RoundRobin => "picks endpoints in turn".to_owned(),
+        BalanceAlgorithm::Random => "picks a random endpoint".to_owned(),
+        BalanceAlgorithm::RingHash(hashed) => {
+            format!("picks the endpoint by a ring hash of {}", key(hashed))
+        }
+        BalanceAlgorithm::Maglev(hashed) => {
+            format!("picks the endpoint by a Maglev hash of {}", key(hashed))
+        }
+    };
+    match rule.warm_up {
+        None => how,
+        Some(warm) => {
+            format!(
+                "{how}; slow start of new endpoints from {} %, over {:?}",
+                warm.percent_min, warm.time
+            )
+        }
+    }
+}
+
+/// Describes a rule of a rate limit.
+pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
+    let whose = match &rule.each {
+        Each::Nothing => "in total".to_owned(),
+        Each::Client { .. } => "per client".to_owned(),
+        Each::Header { name, .. } => format!("per value of {name}"),
+    };
+    let status = rule.answer.status.unwrap_or(Reason::RateLimited.status());
+    let reported = format!(
+        "{} allows {} {whose}; the rest receives {status}",
+        rule.name,
+        rate(rule.rate, "request")
+    );
+    Treated { policy: policy.clone(), reported }
+}
+
+/// Describes a rate limit of opaque connections.
+pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
+    let reported = format!("allows {} in total", rate(limit, "connection"));
+    Treated { policy: policy.clone(), reported }
+}
+
+/// Describes a concurrency limit.
+pub(super) fn bounded(policy: &ServicePolicyName, rule: &Concurrency) -> Treated {
+    let Concurrency { requests, adaptive, answer } = rule;
+    let status = answer.status.unwrap_or(Reason::Overloaded.status());
+    let fewer = adaptive.map(|adaptive| {
+        format!(
+            ", down to {} while latency is {} % above that of an idle application",
+            adaptive.least, adaptive.slower_percent
+        )
+    });
+    let fewer = fewer.unwrap_or_default();
+    let reported = format!(
+        "allows at most {} in flight{fewer}; the rest receives {status}",
+        counted(*requests, "request")
+    );
+    Treated { policy: policy.clone(), reported }
+}
+
+/// Describes the tokens that a request may or must have.
+pub(super) fn validated(rule: &CompiledJwtValidation, is_required: bool) -> Treated {
+    let issuers: Vec<&str> = rule.rule.issuers.iter().map(|it| it.issuer.as_str()).collect();
+    let must = if is_required { "requires" } else { "accepts" };
+    let reported = format!("{must} a token of {}", issuers.join(" or "));
+    Treated { policy: rule.policy.clone(), reported }
+}
+
+/// Describes an external authorization check.
+pub(super) fn asked(rule: &CompiledAuthorization) -> Treated {
+    let check_service = &rule.rule.check_service;
+    let shown = rule.rule.body.map(shown).unwrap_or_default();
+    let reported = format!(
+        "queries the authorization service {}{shown}; {}",
+        check_service.at,
+        otherwise(check_service)
+    );
+    Treated { policy: rule.policy.clone(), reported }
+}
+
+/// Describes a check with a rate limit service.
+pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
+    let GlobalLimit { check_service, domain, .. } = &rule.rule;
+    let status = rule.rule.answer.status.unwrap_or(Reason::RateLimited.status());
+    let reported = format!(
+        "queries the rate limit service {} for the domain {domain:?}, and responds with {status} over the limit; {}",
+        check_service.at,
+        otherwise(check_service)
+    );
+    Treated { policy: rule.policy.clone(), reported }
+}
+
+fn shown(body: ShownBody) -> String {
+    let longer = match body.longer {
+        LongerBody::Begun => "longer ones are truncated",
+        LongerBody::Refused => "longer ones are rejected",
+    };
+    format!(", with bodies of up to {} bytes ({longer})", body.bytes_max)
+}
+
+fn otherwise(check_service: &CheckService) -> String {
+    let then = match check_service.unanswered {
+        Unanswered::Allow => "allowed",
+        Unanswered::Deny => "denied",
+    };
+    format!("if it does not respond in {:?}, the request is {then}", check_service.timeout)
+}
+
+fn rate(rate: Rate, noun: &str) -> String {
+    format!("{} per {:?} (burst {})", counted(rate.count, noun), rate.time, rate.size)
+}
+
+fn native(rule: &OutlierRemoval) -> String {
+    let rate = rule.rate.map(|rate| {
+        format!(
+            "{} % of at least {} in {:?} failed",
+            rate.percent,
+            counted(rate.requests_min, "request"),
+            rule.window
+        )
+    });
+    let row = rule.consecutive.map(|many| format!("{many} in a row failed"));
+    let when: Vec<String> = rate.into_iter().chain(row).collect();
+    let check = rule.health_check.as_deref().map(checking).unwrap_or_default();
+    format!(
+        "ejects an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are ejected, at least {}",
+        when.join(" or "),
+        classes(&rule.failures),
+        rule.back_off.base,
+        rule.back_off.most,
+        rule.removed_percent_max,
+        staying(rule.keep),
+    )
+}
+
+fn staying(count: u32) -> String {
+    if count == 1 { "1 stays".to_owned() } else { format!("{count} stay") }
+}
+
+fn checking(check: &HealthCheck) -> String {
+    let asked = match &check.probe {
+        HealthProbe::Http { path } => format!("GET {path}"),
+        HealthProbe::Grpc { service } if service.is_empty() => "its gRPC health".to_owned(),
+        HealthProbe::Grpc { service } => format!("the gRPC health of {service}"),
+    };
+    format!(
+        ", and when {} of its health checks in a row failed ({asked} every {:?}, timeout {:?}), until {} in a row succeeded",
+        check.failures, check.interval, check.timeout, check.successes
+    )
+}
+
+fn breaking(rule: &CircuitBreaker) -> String {
+    let limits = [
+        (rule.limits.connections, "TCP connection", ""),
+        (rule.limits.requests, "request", ""),
+        (rule.limits.pending, "request", " waiting for a connection"),
+        (rule.limits.retries, "retry", ""),
+    ];
+    let limits = limits
+        .into_iter()
+        .filter_map(|(most, noun, state)| Some(format!("{}{state}", counted(most?, noun))));
+    let limits: Vec<String> = limits.collect();
+    let limits =
+        (!limits.is_empty()).then(|| format!("limits concurrency to {}", limits.join(", ")));
+    let max_wait = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
+    let answer = rule.answer.status.map(|status| format!("responds with {status} while open"));
+    let said = limits.into_iter().chain(max_wait).chain(rule.trip.as_ref().map(tripping));
+    said.chain(answer).collect::<Vec<_>>().join("; ")
+}
+
+fn tripping(trip: &Trip) -> String {
+    let many = |too_many: TooMany, what: &str| {
+        let share = too_many.share_ppm.map(|ppm| {
+            format!(
+                "{} % of at least {} in {:?} {what}",
+                f64::from(ppm) / 1e4,
+                counted(trip.requests_min, "request"),
+                trip.window
+            )
+        });
+        let number = too_many
+            .number
+            .map(|number| format!("{} in {:?} {what}", counted(number, "request"), trip.window));
+        share.into_iter().chain(number).collect::<Vec<_>>()
+    };
+    let mut when = many(trip.failed, "failed");
+    when.extend(trip.consecutive.map(|many| format!("{many} in a row failed")));
+    if let Some(slow) = trip.slow {
+        when.extend(many(slow.too_many, &format!("took {:?} or longer", slow.from)));
+    }
+    format!(
+        "opens the circuit for {:?} when {} ({})",
+        trip.open_for,
+        when.join(" or "),
+        classes(&trip.failures)
+    )
+}
+
+fn sermant(rule: &SermantRemoval) -> String {
+    let share = |ppm: u32| f64::from(ppm) / 1e6;
+    format!(
+        "ejects an instance, as Sermant does, at an error rate of {} ({}) in {} of {:?}, \
+         for {:?}; at most a share of {} is ejected, at least {}",
+        share(rule.rule.error_rate_ppm),
+        classes(&rule.common.failures),
+        counted(rule.common.windows, "window"),
+        rule.common.window,
+        rule.common.recovery,
+        share(rule.rule.scale_up_limit_ppm),
+        rule.rule.min_instances,
+    )
+}
+
+fn classes(classes: &FailureClasses) -> String {
+    let words = [
+        (classes.connect, "connect"),
+        (classes.timeout, "timeout"),
+        (classes.reset, "reset"),
+        (classes.server_errors, "5xx"),
+        (classes.gateway_errors, "gateway"),
+    ];
+    let words = words.into_iter().filter(|(counts, _)| *counts).map(|(_, word)| word.to_owned());
+    let grpc = classes.grpc.iter().map(|code| format!("gRPC status {code}"));
+    let all: Vec<String> = words.chain(grpc).collect();
+    match all.is_empty() {
+        true => "no failures count".to_owned(),
+        false => all.join(", "),
+    }
+}

@@ -1,0 +1,217 @@
+//! Ingress and egress rules of a workload.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use leno_model::{
+    Egress, EgressPolicy, EgressRule, Entry, IngressBackend, IngressName, IngressPolicy,
+    IngressSource, IpRange, MatchedBy, MeshConfig, Name, Opening, PolicyName, RequestMatch,
+    RouteGroupName, ServiceName, Workload,
+};
+
+use leno_registry::NODE_NETWORK_LABEL;
+
+use crate::mesh::Mesh;
+
+/// Compiles a workload's ingress rules: one for each port of a service that it backs, from the first policy
+/// that names the service.
+pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
+    let mut openings = Vec::new();
+    for policy in mesh.ingress_in(&workload.name.namespace) {
+        for backend in &policy.backends {
+            let is_behind =
+                mesh.in_front_of(&workload.name).any(|it| it.name.name == backend.service);
+            if !is_behind
+                || mesh.opened_before(policy, backend).is_some()
+                || contradicted(mesh, workload, (policy, backend)).is_some()
+            {
+                continue;
+            }
+            let opening = opening(mesh, policy, backend);
+            if !openings.contains(&opening) {
+                openings.push(opening);
+            }
+        }
+    }
+    openings
+}
+
+/// Returns the policy that already opens a workload's port differently, through another service that selects
+/// it.
+fn contradicted<'a>(
+    mesh: &'a Mesh,
+    workload: &Workload,
+    (policy, backend): (&IngressPolicy, &IngressBackend),
+) -> Option<&'a IngressName> {
+    let is_behind =
+        |service: &Name| mesh.in_front_of(&workload.name).any(|it| it.name.name == *service);
+    let all = mesh.ingress_in(&policy.name.namespace);
+    let mut all = all.flat_map(|policy| policy.backends.iter().map(move |it| (&policy.name, it)));
+    let (first, how) = all.find(|(_, it)| it.port == backend.port && is_behind(&it.service))?;
+    (how.entry != backend.entry).then_some(first)
+}
+
+fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Opening {
+    let places =
+        |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
+    let names_places = policy.sources.iter().any(|it| places(&it));
+    let ranges = policy.sources.iter().filter(places).flat_map(|it| ranges(mesh, it));
+    let mut ranges: Vec<IpRange> = ranges.collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    // If certificates identify clients, their source address may be unrestricted.
+    let anywhere = !names_places && !backend.entry.is_clear();
+    let MeshConfig { trust_domain, revoked, .. } = mesh.config();
+    let accounts = policy.sources.iter().filter_map(|it| it.account(trust_domain));
+    // A revocation also covers an external principal with the same name as the account.
+    let stands = |it: &&IngressSource| {
+        it.account(trust_domain).is_none_or(|account| !revoked.contains(&account))
+    };
+    let external_principals = policy.sources.iter().filter(stands).filter_map(|it| match it {
+        IngressSource::Named(name) => Some(name.clone()),
+        IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => None,
+    });
+    // Without TLS, clients are not identified.
+    let (accounts, external_principals) = match backend.entry {
+        Entry::Https { .. } => (accounts.collect(), external_principals.collect()),
+        Entry::Http | Entry::Grpc | Entry::Tcp => (Vec::new(), Vec::new()),
+    };
+    Opening {
+        policy: policy.name.clone(),
+        port: backend.port,
+        entry: backend.entry.clone(),
+        ranges: (!anywhere).then_some(ranges),
+        accounts,
+        external_principals,
+        requests: requests(mesh, &policy.groups),
+    }
+}
+
+/// The address ranges of a source. Addresses of a node match no client: all processes of the node share them,
+/// and often NATed clients do, too.
+fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
+    match source {
+        IngressSource::Range(range) => vec![*range],
+        IngressSource::Principal(_) | IngressSource::Named(_) => Vec::new(),
+        IngressSource::Service(service) => {
+            let all = mesh.behind(service).chain(mesh.unmeshed_workloads_behind(service));
+            let own = all.filter(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
+            let addresses = own.flat_map(Workload::addresses);
+            let known = addresses.filter(|it| !it.is_loopback() && !it.is_unspecified());
+            known.map(IpRange::from).collect()
+        }
+    }
+}
+
+/// Compiles the egress rules of a workload: none are needed while all egress is allowed.
+pub(super) fn egress_rules(mesh: &Mesh, workload: &Workload) -> Vec<EgressRule> {
+    if mesh.config().egress == Egress::Allow {
+        return Vec::new();
+    }
+    let permitted = api_server(&mesh.config().api_server);
+    let policies = mesh.egress_of(&workload.account).flat_map(|policy| of_policy(mesh, policy));
+    permitted.chain(policies).collect()
+}
+
+/// Egress rules for the API server, one per port.
+fn api_server(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = EgressRule> + use<> {
+    let mut by_port: BTreeMap<u16, Vec<IpRange>> = BTreeMap::new();
+    for address in addresses {
+        by_port.entry(address.port()).or_default().push(address.ip().into());
+    }
+    let policy = PolicyName::new("default", "kubernetes").expect("it is the name of its Service");
+    by_port.into_iter().map(move |(port, ranges)| EgressRule {
+        policy: policy.clone(),
+        port,
+        matched_by: MatchedBy::Address,
+        hosts: Vec::new(),
+        ranges,
+        requests: None,
+    })
+}
+
+fn of_policy<'a>(
+    mesh: &'a Mesh,
+    policy: &'a EgressPolicy,
+) -> impl Iterator<Item = EgressRule> + 'a {
+    policy.ports.iter().map(|port| {
+        let is_named = port.matched_by != MatchedBy::Address;
+        let is_http = port.matched_by == MatchedBy::Http;
+        EgressRule {
+            policy: policy.name.clone(),
+            port: port.port,
+            matched_by: port.matched_by,
+            hosts: if is_named { policy.hosts.clone() } else { Vec::new() },
+            ranges: policy.ranges.clone(),
+            requests: if is_http { requests(mesh, &policy.groups) } else { None },
+        }
+    })
+}
+
+/// Returns all requests that groups match; a missing group matches none.
+fn requests(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMatch>> {
+    if groups.is_empty() {
+        return None;
+    }
+    let groups = groups.iter().filter_map(|group| mesh.group(group));
+    let matches = groups.flat_map(|group| &group.matches).map(|named| named.request.clone());
+    Some(matches.collect())
+}
+
+/// Returns the problems that keep a policy, or a part of it, from taking effect, as sentences for its author.
+pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
+    let mut problems = missing_groups(mesh, &policy.groups);
+    for backend in &policy.backends {
+        let (namespace, name) = (policy.name.namespace.clone(), backend.service.clone());
+        let service = ServiceName { namespace, name };
+        if let Some(first) = mesh.opened_before(policy, backend) {
+            problems.push(format!("{first} already opens port {} of {service}", backend.port));
+        }
+        if mesh.service(&service).is_none() {
+            problems.push(format!("Service {service} does not exist"));
+        }
+        let behind: Vec<&Workload> = mesh.behind(&service).collect();
+        let mut ports = behind.iter().flat_map(|it| super::plan::ports(mesh, it));
+        if !behind.is_empty() && !ports.any(|it| it.port == backend.port) {
+            problems.push(format!("no workload of {service} has port {}", backend.port));
+        }
+        let mut first = behind.iter().filter_map(|it| contradicted(mesh, it, (policy, backend)));
+        if let Some(first) = first.next() {
+            let port = backend.port;
+            problems.push(format!(
+                "{first} already opens port {port} of the workloads of {service} with different settings"
+            ));
+        }
+    }
+    for source in &policy.sources {
+        match source {
+            IngressSource::Service(service) if ranges(mesh, source).is_empty() => {
+                problems.push(format!("endpoints not found for service {service}"));
+            }
+            IngressSource::Principal(id) if id.trust_domain != mesh.config().trust_domain => {
+                problems.push(format!(
+                    "{} is an account of another trust domain, {}",
+                    id.account, id.trust_domain
+                ));
+            }
+            IngressSource::Named(name) => problems.extend(nobody(mesh, name)),
+            IngressSource::Service(_) | IngressSource::Range(_) | IngressSource::Principal(_) => {}
+        }
+    }
+    problems
+}
+
+/// Returns the reason why a name is neither an account nor an external principal.
+fn nobody(mesh: &Mesh, name: &Name) -> Option<String> {
+    let own = &mesh.config().trust_domain;
+    let is_external_principal = mesh.access_certs().any(|it| it.subjects.contains(name));
+    let is_account = IngressSource::Named(name.clone()).account(own).is_some();
+    (!is_account && !is_external_principal)
+        .then(|| format!("{name} is not an account of {own}, and no AccessCert lists it"))
+}
+
+/// Returns missing groups, as sentences for the author of the object that names them.
+pub(crate) fn missing_groups(mesh: &Mesh, groups: &[RouteGroupName]) -> Vec<String> {
+    let missing = groups.iter().filter(|group| mesh.group(group).is_none());
+    missing.map(|group| format!("HTTPRouteGroup {group} does not exist")).collect()
+}

@@ -1,0 +1,173 @@
+//! Ingress and egress policies, indexed by namespace and account.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{
+    AccessCert, EgressPolicy, IngressBackend, IngressName, IngressPolicy, IngressSource, Name,
+    PolicyName, RouteGroupName, ServiceAccount, ServiceName, WorkloadName,
+};
+
+use super::{Index, Mesh, Touched};
+
+/// All ingress and egress policies.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct IngressAndEgress {
+    /// By namespace; within one, the first policy that opens a port applies.
+    ingress: BTreeMap<IngressName, IngressPolicy>,
+    ingress_by_namespace: Index<Name, IngressName>,
+    egress: BTreeMap<PolicyName, EgressPolicy>,
+    egress_by_source: Index<ServiceAccount, PolicyName>,
+    /// Names of external principals; not part of the compilation.
+    access_certs: BTreeMap<PolicyName, AccessCert>,
+}
+
+impl IngressAndEgress {
+    /// True if an ingress policy of this name exists.
+    pub(super) fn has(&self, name: &IngressName) -> bool {
+        self.ingress.contains_key(name)
+    }
+}
+
+/// Queries.
+impl Mesh {
+    /// Returns all ingress policies, in order.
+    pub(crate) fn ingress_policies(&self) -> impl ExactSizeIterator<Item = &IngressPolicy> {
+        self.boundary.ingress.values()
+    }
+
+    /// Returns the ingress policies of a namespace, the oldest first, then by name.
+    pub(crate) fn ingress_in(&self, namespace: &Name) -> impl Iterator<Item = &IngressPolicy> {
+        let names = self.boundary.ingress_by_namespace.of(namespace);
+        let policies = names.filter_map(|name| self.boundary.ingress.get(name));
+        let mut policies: Vec<&IngressPolicy> = policies.collect();
+        policies.sort_by_key(|policy| policy.precedence());
+        policies.into_iter()
+    }
+
+    /// Returns the policy that opens this port with precedence over `policy`.
+    pub(crate) fn opened_before(
+        &self,
+        policy: &IngressPolicy,
+        backend: &IngressBackend,
+    ) -> Option<&IngressName> {
+        let same = |it: &IngressBackend| (&it.service, it.port) == (&backend.service, backend.port);
+        let mut before = self
+            .ingress_in(&policy.name.namespace)
+            .take_while(|it| it.precedence() < policy.precedence());
+        before.find(|it| it.backends.iter().any(same)).map(|it| &it.name)
+    }
+
+    /// Returns all egress policies, by name.
+    pub(crate) fn egress_policies(&self) -> impl ExactSizeIterator<Item = &EgressPolicy> {
+        self.boundary.egress.values()
+    }
+
+    /// Returns all certificates of external principals, by name.
+    pub(crate) fn access_certs(&self) -> impl ExactSizeIterator<Item = &AccessCert> {
+        self.boundary.access_certs.values()
+    }
+
+    /// Returns the egress policies of an account, by name.
+    pub(crate) fn egress_of(
+        &self,
+        account: &ServiceAccount,
+    ) -> impl Iterator<Item = &EgressPolicy> {
+        let names = self.boundary.egress_by_source.of(account);
+        names.filter_map(|name| self.boundary.egress.get(name))
+    }
+}
+
+/// Changes.
+impl Mesh {
+    pub(super) fn set_access_cert(&mut self, name: &PolicyName, new: Option<AccessCert>) {
+        match new {
+            Some(new) => self.boundary.access_certs.insert(name.clone(), new),
+            None => self.boundary.access_certs.remove(name),
+        };
+    }
+
+    pub(super) fn set_ingress(
+        &mut self,
+        name: &IngressName,
+        new: Option<IngressPolicy>,
+        touched: &mut Touched,
+    ) {
+        let old = self.boundary.ingress.remove(name);
+        self.boundary.ingress_by_namespace.remove(&name.namespace, name);
+        if old != new {
+            for policy in old.iter().chain(&new) {
+                touched.workloads.extend(self.behind_backends(policy).cloned());
+            }
+        }
+        if let Some(new) = new {
+            self.boundary.ingress_by_namespace.insert(&name.namespace, name);
+            self.boundary.ingress.insert(name.clone(), new);
+        }
+    }
+
+    pub(super) fn set_egress(
+        &mut self,
+        name: &PolicyName,
+        new: Option<EgressPolicy>,
+        touched: &mut Touched,
+    ) {
+        let old = self.boundary.egress.remove(name);
+        for source in old.iter().flat_map(|old| &old.sources) {
+            self.boundary.egress_by_source.remove(source, name);
+        }
+        if old != new {
+            for source in old.iter().chain(&new).flat_map(|policy| &policy.sources) {
+                self.touch_access(source, touched);
+            }
+        }
+        if let Some(new) = new {
+            for source in &new.sources {
+                self.boundary.egress_by_source.insert(source, name);
+            }
+            self.boundary.egress.insert(name.clone(), new);
+        }
+    }
+
+    /// Marks workloads with ingress rules for the members of a service, after these members changed.
+    pub(super) fn touch_opened_to(&self, touched: &mut Touched) {
+        if self.boundary.ingress.is_empty() {
+            return;
+        }
+        // A workload's address change does not mark its services as changed, since callers see them unchanged.
+        let moved = touched.workloads.iter().flat_map(|name| self.selecting.of(name));
+        let others: BTreeSet<&ServiceName> = touched.services.iter().chain(moved).collect();
+        let is_touched = |source: &IngressSource| match source {
+            IngressSource::Service(service) => others.contains(service),
+            IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => {
+                false
+            }
+        };
+        let policies = self.boundary.ingress.values();
+        let about: BTreeSet<WorkloadName> = policies
+            .filter(|policy| policy.sources.iter().any(is_touched))
+            .flat_map(|policy| self.behind_backends(policy).cloned())
+            .collect();
+        touched.workloads.extend(about);
+    }
+
+    /// Marks workloads with ingress or egress rules for requests of this group.
+    pub(super) fn touch_boundary_users(&self, group: &RouteGroupName, touched: &mut Touched) {
+        for policy in self.boundary.ingress.values().filter(|it| it.groups.contains(group)) {
+            touched.workloads.extend(self.behind_backends(policy).cloned());
+        }
+        for policy in self.boundary.egress.values().filter(|it| it.groups.contains(group)) {
+            policy.sources.iter().for_each(|source| self.touch_access(source, touched));
+        }
+    }
+
+    fn behind_backends<'a>(
+        &'a self,
+        policy: &'a IngressPolicy,
+    ) -> impl Iterator<Item = &'a WorkloadName> {
+        let namespace = &policy.name.namespace;
+        policy.backends.iter().flat_map(|backend| {
+            let (namespace, name) = (namespace.clone(), backend.service.clone());
+            self.selected.of(&ServiceName { namespace, name }).collect::<Vec<_>>()
+        })
+    }
+}

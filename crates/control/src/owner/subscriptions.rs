@@ -1,0 +1,91 @@
+//! Subscriptions of proxies: services, addresses and names.
+
+use std::collections::BTreeSet;
+
+use leno_discovery::{ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX, Wanted, WantedChange};
+
+use super::{Answered, Now, Owner};
+use crate::publish::{ConnectedProxy, Progress};
+use crate::server::identity;
+
+/// Returns all subscriptions in a proxy's `Hello`.
+pub(super) fn of(hello: &Hello) -> WantedChange {
+    let added = Wanted {
+        services: hello.services.iter().cloned().collect(),
+        addresses: hello.addresses.iter().copied().collect(),
+        names: hello.looked_up.iter().cloned().collect(),
+    };
+    WantedChange { added, ..WantedChange::default() }
+}
+
+impl Owner {
+    /// Applies a proxy's subscription change, and responds: even without services, since the proxy
+    /// configuration is a response too.
+    pub(super) fn want(
+        &mut self,
+        connection: ConnectionId,
+        change: WantedChange,
+        now: Now,
+    ) -> Answered {
+        let Some(proxy) = self.connected.proxy(connection) else {
+            return Answered::AtOnce;
+        };
+        let WantedChange { added, removed, over_limit } = change;
+        let room = self.limits.subscriptions;
+        let many = added.len() > AT_ONCE_MAX;
+        let ConnectedProxy { subscriptions, addresses, names, .. } = proxy;
+        leave(subscriptions, &removed.services);
+        leave(addresses, &removed.addresses);
+        leave(names, &removed.names);
+        let fits = [
+            take(subscriptions, added.services, room),
+            take(addresses, added.addresses, ADDRESSES_MAX),
+            take(names, added.names, NAMES_MAX),
+        ];
+        if (over_limit > 0 || fits.contains(&false))
+            && let Some(line) = self.logs.permit(identity(&proxy.peer), now.clock.into_std())
+        {
+            let (workload, suppressed) = (&proxy.workload, line.suppressed);
+            tracing::warn!(%workload, suppressed, "subscription limit reached: the rest is ignored");
+        }
+        match many {
+            true => Answered::InSlices(connection),
+            false => self.answer_now(connection),
+        }
+    }
+
+    /// Continues the response to a proxy with many new subscriptions, by a bounded amount of work.
+    pub(super) fn satisfy(&mut self, connection: ConnectionId) -> Answered {
+        match self.connected.prepare(connection, &self.mesh) {
+            Progress::More => Answered::InSlices(connection),
+            Progress::Done => self.answer_now(connection),
+        }
+    }
+
+    fn answer_now(&mut self, connection: ConnectionId) -> Answered {
+        let settling = self.start.settling();
+        self.connected.answer(connection, &self.mesh, settling);
+        Answered::AtOnce
+    }
+}
+
+/// Removes subscriptions; the cost depends on the removed ones only, not on the size of the set.
+fn leave<T: Ord>(known: &mut BTreeSet<T>, unwanted: &BTreeSet<T>) {
+    for one in unwanted {
+        known.remove(one);
+    }
+}
+
+/// Adds subscriptions, within the limit.
+fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: BTreeSet<T>, room: usize) -> bool {
+    for one in wanted {
+        if known.len() >= room {
+            return false;
+        }
+        known.insert(one);
+    }
+    true
+}
+
+/// A proxy that adds more subscriptions than this is served in slices.
+const AT_ONCE_MAX: usize = 128;

@@ -1,0 +1,164 @@
+//! Per-proxy state of the control plane: identity, subscriptions, and sent configuration.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use leno_discovery::{ChangeId, Connected, Doubt, ProxyReport, Refusal, Standing, Update};
+use leno_identity::Peer;
+use leno_model::{ServiceName, WorkloadName};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::compile::World;
+
+/// One connected proxy.
+#[derive(Debug)]
+pub(crate) struct ConnectedProxy {
+    pub(crate) workload: WorkloadName,
+    /// Its identity, by its certificate.
+    pub(crate) peer: Peer,
+    pub(crate) subscriptions: BTreeSet<ServiceName>,
+    /// The addresses that it queried.
+    pub(crate) addresses: BTreeSet<IpAddr>,
+    /// The names that it queried.
+    pub(crate) names: BTreeSet<ServiceName>,
+    /// The expiry of its last certificate, and thus of its stream.
+    pub(crate) expires: SystemTime,
+    pub(crate) since: Instant,
+    pub(crate) admin: Option<SocketAddr>,
+    /// The reported admin address if it is not the proxy's own: tools must not connect to it.
+    pub(crate) foreign_admin: Option<SocketAddr>,
+    pub(crate) pid: u32,
+    pub(crate) version: String,
+    /// The number of its stream among all streams of its workload.
+    pub(crate) session: u64,
+    /// The number of its process; 0 if not reported.
+    pub(crate) process: u64,
+    /// The process of the proxy that it displaced, and the time.
+    pub(crate) displaced: Option<(u64, Instant)>,
+    /// The time until which other processes cannot take its place: two were connected at once.
+    pub(crate) kept_until: Option<Instant>,
+    /// The CA generation of its certificate.
+    pub(crate) ca_generation: u64,
+    /// The cost of its last compiled configuration, in budget units.
+    pub(crate) world_units: u64,
+    /// The configuration that was sent last.
+    pub(crate) offered: Option<Update>,
+    /// Endpoints that it was instructed to keep, if it has them.
+    doubt: Doubt,
+    /// The newest change up to which it has applied everything.
+    pub(crate) applied: Option<ChangeId>,
+    /// The time of its last acknowledgment.
+    pub(crate) applied_at: Option<Instant>,
+    /// Bytes sent since it last had applied everything.
+    pub(crate) unsettled_bytes: u64,
+    /// The number of resources held back after it rejected them.
+    pub(crate) refused: usize,
+    /// Its last rejections, newest last.
+    pub(crate) refusals: VecDeque<Refusal>,
+    /// Its reported state, for operators.
+    pub(crate) report: ProxyReport,
+    standing: watch::Sender<Standing>,
+}
+
+impl ConnectedProxy {
+    pub(crate) fn new(connected: Connected, peer: Peer, now: Instant) -> Self {
+        let Connected { hello, standing, .. } = connected;
+        Self {
+            workload: hello.workload,
+            expires: peer.not_after,
+            peer,
+            subscriptions: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+            names: BTreeSet::new(),
+            since: now,
+            admin: hello.admin,
+            foreign_admin: None,
+            pid: hello.pid,
+            version: hello.version,
+            session: hello.session,
+            process: hello.process,
+            displaced: None,
+            kept_until: None,
+            ca_generation: hello.ca_generation,
+            world_units: 0,
+            offered: None,
+            doubt: Doubt::default(),
+            applied: None,
+            applied_at: None,
+            unsettled_bytes: 0,
+            refused: 0,
+            refusals: VecDeque::new(),
+            report: hello.report,
+            standing,
+        }
+    }
+
+    /// Sends it a configuration and the uncertain endpoints, unless both equal the last ones sent.
+    pub(crate) fn offer(&mut self, (world, doubt): (World, Doubt), change: ChangeId) -> Offered {
+        let World { mut snapshot, absent } = world;
+        if let Some(last) = &self.offered {
+            if last.snapshot == snapshot && last.absent == absent && self.doubt == doubt {
+                return Offered::Same;
+            }
+            if last.snapshot.plan == snapshot.plan {
+                Arc::make_mut(&mut snapshot).plan = Arc::clone(&last.snapshot.plan);
+            }
+        }
+        let update = Update { snapshot, absent, change };
+        self.offered = Some(update.clone());
+        self.doubt = doubt.clone();
+        self.standing.send_replace(match doubt.is_empty() {
+            true => Standing::Offer(update),
+            false => Standing::Partial(update, doubt),
+        });
+        Offered::New
+    }
+
+    /// Records that it applied everything up to `change`, except the resources that it rejected.
+    pub(crate) fn applied(&mut self, change: ChangeId, refused: usize, now: Instant) {
+        self.applied = Some(change);
+        self.applied_at = Some(now);
+        self.refused = refused;
+        if refused == 0 {
+            self.refusals.clear();
+        }
+    }
+
+    pub(crate) fn refused(&mut self, refusals: Vec<Refusal>) {
+        self.refusals.extend(refusals);
+        while self.refusals.len() > REFUSALS_MAX {
+            self.refusals.pop_front();
+        }
+    }
+
+    /// True if it has not yet applied the last update (out of sync).
+    pub(crate) fn is_behind(&self) -> bool {
+        let offered = self.offered.as_ref().map(|update| update.change);
+        offered.is_some() && self.applied < offered
+    }
+
+    /// Ends the connection with this reason.
+    pub(crate) fn dismiss(self, reason: String) {
+        self.standing.send_replace(Standing::Goodbye(reason));
+    }
+
+    /// True if the connection ended silently.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.standing.is_closed()
+    }
+}
+
+/// The result of offering a configuration to a proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offered {
+    /// An update was sent.
+    New,
+    /// The proxy has it already.
+    Same,
+}
+
+/// Maximum rejections kept per proxy.
+const REFUSALS_MAX: usize = 16;

@@ -1,0 +1,43 @@
+//! Keepalive of a stream: the time of the next ping, and of the silence that ends the stream.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The times of the last message in each direction.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keepalive {
+    heard: Instant,
+    spoke: Instant,
+}
+
+impl Keepalive {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { heard: now, spoke: now }
+    }
+
+    pub(crate) fn heard(&mut self, now: Instant) {
+        self.heard = now;
+    }
+
+    pub(crate) fn spoke(&mut self, now: Instant) {
+        self.spoke = now;
+    }
+
+    /// The time of the next ping, if no other message is sent before.
+    pub(crate) fn ping_at(&self) -> Instant {
+        self.spoke + PING_AFTER
+    }
+
+    /// The time at which the peer is considered dead, if no message arrives before.
+    pub(crate) fn silent_at(&self) -> Instant {
+        self.heard + SILENCE_MAX
+    }
+}
+
+/// A third of the maximum silence: two pings may be late.
+pub(crate) const PING_AFTER: Duration = Duration::from_secs(20);
+
+/// The maximum silence of a peer. A broken connection is usually noticed at once; this covers machines that
+/// vanish.
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);

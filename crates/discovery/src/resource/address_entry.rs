@@ -1,0 +1,67 @@
+//! Wire conversion of address entries.
+
+use std::sync::Arc;
+
+use leno_model::{AddressEntry, AddressPort, EndpointId, WorkloadName};
+
+use super::endpoint;
+use super::field::{Invalid, by_port, each, parsed, port, protocol, protocol_to_wire};
+use crate::proto::{self, address_entry};
+
+pub(super) fn to_wire(address_entry: &AddressEntry) -> proto::AddressEntry {
+    let what = match address_entry {
+        AddressEntry::Outside => address_entry::What::Outside(proto::Nothing {}),
+        AddressEntry::Service(name) => address_entry::What::Service(name.to_string()),
+        AddressEntry::Workload { workload, ports } => {
+            address_entry::What::Workload(proto::AddressWorkload {
+                workload: workload.to_string(),
+                ports: ports.iter().map(|(number, port)| port_to_wire(*number, port)).collect(),
+            })
+        }
+    };
+    proto::AddressEntry { what: Some(what) }
+}
+
+/// An unknown kind of entry must not be taken for an external address.
+pub(super) fn from_wire(wire: proto::AddressEntry) -> Result<AddressEntry, Invalid> {
+    match wire.what {
+        None => Err(Invalid::new("what", "is missing, or unknown to this version")),
+        Some(address_entry::What::Outside(proto::Nothing {})) => Ok(AddressEntry::Outside),
+        Some(address_entry::What::Service(name)) => {
+            parsed("service", &name).map(AddressEntry::Service)
+        }
+        Some(address_entry::What::Workload(wire)) => {
+            let workload: WorkloadName = parsed("workload", &wire.workload)?;
+            let ports = each("ports", wire.ports, |wire| port_from_wire(&workload, wire))?;
+            Ok(AddressEntry::Workload { ports: by_port("ports", ports)?, workload })
+        }
+    }
+}
+
+fn port_to_wire(number: u16, port: &AddressPort) -> proto::AddressPort {
+    proto::AddressPort {
+        number: number.into(),
+        service: port.service.to_string(),
+        port: port.port.into(),
+        protocol: protocol_to_wire(port.protocol),
+        endpoint: port.endpoint.as_deref().map(endpoint::to_wire),
+    }
+}
+
+fn port_from_wire(
+    workload: &WorkloadName,
+    wire: proto::AddressPort,
+) -> Result<(u16, AddressPort), Invalid> {
+    let id = EndpointId {
+        service: parsed("service", &wire.service)?,
+        port: port("port", wire.port)?,
+        workload: workload.clone(),
+    };
+    let endpoint = wire.endpoint.map(|wire| endpoint::from_wire(&id, &wire)).transpose();
+    let endpoint = endpoint.map_err(|invalid| invalid.under("endpoint"))?;
+    let protocol = protocol("protocol", wire.protocol)?;
+    let EndpointId { service, port: of_service, .. } = id;
+    let read =
+        AddressPort { service, port: of_service, protocol, endpoint: endpoint.map(Arc::new) };
+    Ok((port("number", wire.number)?, read))
+}

@@ -1,0 +1,26 @@
+//! Wire conversion of DNS records.
+
+use leno_model::DnsRecord;
+
+use super::field::{Invalid, each, ip_address, ip_address_to_wire};
+use crate::proto;
+
+pub(super) fn to_wire(dns_record: &DnsRecord) -> proto::DnsRecord {
+    let addresses = dns_record.addresses().iter().copied().map(ip_address_to_wire);
+    proto::DnsRecord { addresses: addresses.collect() }
+}
+
+pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, Invalid> {
+    if wire.addresses.len() > ADDRESSES_OF_NAME_MAX {
+        return Err(Invalid::new("addresses", "more than 64 addresses"));
+    }
+    let addresses = each("addresses", wire.addresses, |bytes| ip_address("", &bytes))?;
+    let dns_record: DnsRecord = addresses.iter().copied().collect();
+    match dns_record.addresses() == addresses {
+        true => Ok(dns_record),
+        false => Err(Invalid::new("addresses", "are not sorted, or have duplicates")),
+    }
+}
+
+/// The maximum number of addresses of a name.
+pub(crate) const ADDRESSES_OF_NAME_MAX: usize = 64;

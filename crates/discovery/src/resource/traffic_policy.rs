@@ -1,0 +1,275 @@
+//! Wire conversion of traffic policies.
+
+use std::time::Duration;
+
+use leno_model::{
+    FailureClasses, FailureRate, HealthCheck, HealthProbe, OutlierRemoval, Removal,
+    RemovalAlgorithm, RemovalBackOff, SermantCommon, SermantRemoval, SermantRule,
+    ServicePolicyKind, ServicePolicyName, TrafficPolicy,
+};
+
+use super::field::Invalid;
+use super::{balancing, breaker, fault};
+use crate::proto;
+
+/// Absent without policies, so that the encoding of a port without policies is unchanged.
+pub(super) fn to_wire(traffic_policy: &TrafficPolicy) -> Option<proto::TrafficPolicy> {
+    // A release without hedging, which has a field of its own, would receive an empty message.
+    if (TrafficPolicy { hedging: None, ..traffic_policy.clone() }).is_empty() {
+        return None;
+    }
+    Some(proto::TrafficPolicy {
+        removal: traffic_policy.removal.as_ref().map(removal_to_wire),
+        breaker: traffic_policy.breaker.as_ref().map(breaker::to_wire),
+        faults: traffic_policy.faults.as_ref().map(fault::to_wire),
+        balancing: traffic_policy.balancing.as_ref().map(balancing::to_wire),
+    })
+}
+
+pub(super) fn from_wire(wire: Option<proto::TrafficPolicy>) -> Result<TrafficPolicy, Invalid> {
+    let Some(wire) = wire else {
+        return Ok(TrafficPolicy::default());
+    };
+    let removal = wire.removal.map(removal_from_wire).transpose();
+    let removal = removal.map_err(|invalid| invalid.under("removal"))?;
+    let breaker = wire.breaker.map(breaker::from_wire).transpose();
+    let breaker = breaker.map_err(|invalid| invalid.under("breaker"))?;
+    let faults = wire.faults.map(fault::from_wire).transpose();
+    let faults = faults.map_err(|invalid| invalid.under("faults"))?;
+    let balancing = wire.balancing.map(balancing::from_wire).transpose();
+    let balancing = balancing.map_err(|invalid| invalid.under("balancing"))?;
+    let traffic_policy = TrafficPolicy { removal, breaker, faults, balancing, hedging: None };
+    match traffic_policy.is_empty() {
+        true => Err(Invalid::new("", "is empty, or unknown to this version")),
+        false => Ok(traffic_policy),
+    }
+}
+
+fn removal_to_wire(removal: &Removal) -> proto::Removal {
+    let algorithm = match &removal.algorithm {
+        RemovalAlgorithm::Native(rule) => proto::removal::Algorithm::Native(native_to_wire(rule)),
+        RemovalAlgorithm::Sermant(rule) => {
+            proto::removal::Algorithm::Sermant(sermant_to_wire(rule))
+        }
+    };
+    proto::Removal { policy: Some(policy_to_wire(&removal.policy)), algorithm: Some(algorithm) }
+}
+
+fn removal_from_wire(wire: proto::Removal) -> Result<Removal, Invalid> {
+    let algorithm = match wire.algorithm {
+        None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
+        Some(proto::removal::Algorithm::Native(rule)) => {
+            let rule = native_from_wire(rule).map_err(|invalid| invalid.under("native"))?;
+            RemovalAlgorithm::Native(rule)
+        }
+        Some(proto::removal::Algorithm::Sermant(rule)) => {
+            let rule = sermant_from_wire(rule).map_err(|invalid| invalid.under("sermant"))?;
+            RemovalAlgorithm::Sermant(rule)
+        }
+    };
+    Ok(Removal { policy: policy_from_wire(wire.policy)?, algorithm })
+}
+
+pub(super) fn policy_to_wire(policy: &ServicePolicyName) -> proto::ServicePolicy {
+    let name = format!("{}/{}", policy.namespace, policy.name);
+    proto::ServicePolicy { kind: policy.kind.as_str().to_owned(), name }
+}
+
+pub(super) fn policy_from_wire(
+    wire: Option<proto::ServicePolicy>,
+) -> Result<ServicePolicyName, Invalid> {
+    let wire = wire.ok_or_else(|| Invalid::new("policy", "is missing"))?;
+    let kind = ServicePolicyKind::from_word(&wire.kind)
+        .ok_or_else(|| Invalid::new("policy.kind", "is unknown to this version"))?;
+    let (namespace, name) = wire
+        .name
+        .split_once('/')
+        .ok_or_else(|| Invalid::new("policy.name", "is written `namespace/name`"))?;
+    ServicePolicyName::new(kind, namespace, name)
+        .map_err(|error| Invalid::new("policy.name", error))
+}
+
+pub(super) fn classes_to_wire(classes: &FailureClasses) -> proto::FailureClasses {
+    proto::FailureClasses {
+        connect: classes.connect,
+        timeout: classes.timeout,
+        reset: classes.reset,
+        server_errors: classes.server_errors,
+        gateway_errors: classes.gateway_errors,
+        grpc: classes.grpc.iter().map(|code| u32::from(*code)).collect(),
+    }
+}
+
+pub(super) fn classes_from_wire(
+    wire: Option<proto::FailureClasses>,
+) -> Result<FailureClasses, Invalid> {
+    let wire = wire.ok_or_else(|| Invalid::new("failures", "is missing"))?;
+    let grpc = wire.grpc.into_iter().map(|code| small("failures.grpc", code, (0, 255)));
+    let grpc = grpc.collect::<Result<Vec<u8>, _>>()?;
+    if !grpc.is_sorted_by(|a, b| a < b) {
+        return Err(Invalid::new("failures.grpc", "is not sorted, or has duplicates"));
+    }
+    Ok(FailureClasses {
+        connect: wire.connect,
+        timeout: wire.timeout,
+        reset: wire.reset,
+        server_errors: wire.server_errors,
+        gateway_errors: wire.gateway_errors,
+        grpc,
+    })
+}
+
+fn native_to_wire(rule: &OutlierRemoval) -> proto::OutlierRemoval {
+    proto::OutlierRemoval {
+        failures: Some(classes_to_wire(&rule.failures)),
+        window_nanoseconds: nanoseconds(rule.window),
+        steps: rule.steps.into(),
+        percent: rule.rate.map_or(0, |rate| rate.percent.into()),
+        requests_min: rule.rate.map_or(0, |rate| rate.requests_min),
+        consecutive: rule.consecutive.unwrap_or(0),
+        removed_percent_max: rule.removed_percent_max.into(),
+        keep: rule.keep,
+        base_nanoseconds: nanoseconds(rule.back_off.base),
+        most_nanoseconds: nanoseconds(rule.back_off.most),
+        jitter_percent: rule.back_off.jitter_percent.into(),
+        probes: rule.probes,
+        health_check: rule.health_check.as_deref().map(check_to_wire),
+    }
+}
+
+fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
+    use proto::health_check::Probe;
+    let probe = match &check.probe {
+        HealthProbe::Http { path } => Probe::HttpPath(path.clone()),
+        HealthProbe::Grpc { service } => Probe::GrpcService(service.clone()),
+    };
+    proto::HealthCheck {
+        interval_nanoseconds: nanoseconds(check.interval),
+        timeout_nanoseconds: nanoseconds(check.timeout),
+        failures: check.failures,
+        successes: check.successes,
+        probe: Some(probe),
+    }
+}
+
+/// A probe of an unknown kind is ignored.
+fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Invalid> {
+    use proto::health_check::Probe;
+    let probe = match wire.probe {
+        Some(Probe::HttpPath(path)) if is_path(&path) => HealthProbe::Http { path },
+        Some(Probe::HttpPath(_)) => {
+            return Err(Invalid::new("health_check.http_path", "is not a path"));
+        }
+        Some(Probe::GrpcService(service)) => HealthProbe::Grpc { service },
+        None => return Ok(None),
+    };
+    let interval = time("health_check.interval_nanoseconds", wire.interval_nanoseconds)?;
+    let timeout = time("health_check.timeout_nanoseconds", wire.timeout_nanoseconds)?;
+    if timeout > interval {
+        return Err(Invalid::new("health_check.timeout_nanoseconds", "is above the interval"));
+    }
+    Ok(Some(HealthCheck {
+        probe,
+        interval,
+        timeout,
+        failures: at_least_1("health_check.failures", wire.failures)?,
+        successes: at_least_1("health_check.successes", wire.successes)?,
+    }))
+}
+
+/// The path is copied into the request line.
+fn is_path(text: &str) -> bool {
+    text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Invalid> {
+    let failures = classes_from_wire(wire.failures)?;
+    if failures.is_empty() {
+        return Err(Invalid::new("failures", "has no failure condition"));
+    }
+    let rate = match wire.percent {
+        0 => None,
+        percent => {
+            let percent = small("percent", percent, (1, 100))?;
+            Some(FailureRate {
+                percent,
+                requests_min: at_least_1("requests_min", wire.requests_min)?,
+            })
+        }
+    };
+    Ok(OutlierRemoval {
+        failures,
+        window: time("window_nanoseconds", wire.window_nanoseconds)?,
+        steps: small("steps", wire.steps, (1, 255))?,
+        rate,
+        consecutive: (wire.consecutive > 0).then_some(wire.consecutive),
+        removed_percent_max: small("removed_percent_max", wire.removed_percent_max, (0, 100))?,
+        keep: at_least_1("keep", wire.keep)?,
+        back_off: RemovalBackOff {
+            base: time("base_nanoseconds", wire.base_nanoseconds)?,
+            most: time("most_nanoseconds", wire.most_nanoseconds)?,
+            jitter_percent: small("jitter_percent", wire.jitter_percent, (0, 100))?,
+        },
+        probes: at_least_1("probes", wire.probes)?,
+        health_check: match wire.health_check {
+            Some(check) => check_from_wire(check)?.map(Box::new),
+            None => None,
+        },
+    })
+}
+
+fn sermant_to_wire(rule: &SermantRemoval) -> proto::SermantRemoval {
+    proto::SermantRemoval {
+        failures: Some(classes_to_wire(&rule.common.failures)),
+        expire_nanoseconds: nanoseconds(rule.common.expire),
+        recovery_nanoseconds: nanoseconds(rule.common.recovery),
+        window_nanoseconds: nanoseconds(rule.common.window),
+        windows: rule.common.windows,
+        scale_up_limit_ppm: rule.rule.scale_up_limit_ppm,
+        min_instances: rule.rule.min_instances,
+        error_rate_ppm: rule.rule.error_rate_ppm,
+    }
+}
+
+fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Invalid> {
+    let common = SermantCommon {
+        failures: classes_from_wire(wire.failures)?,
+        expire: time("expire_nanoseconds", wire.expire_nanoseconds)?,
+        recovery: time("recovery_nanoseconds", wire.recovery_nanoseconds)?,
+        window: time("window_nanoseconds", wire.window_nanoseconds)?,
+        windows: at_least_1("windows", wire.windows)?,
+    };
+    let rule = SermantRule {
+        scale_up_limit_ppm: wire.scale_up_limit_ppm,
+        min_instances: wire.min_instances,
+        error_rate_ppm: wire.error_rate_ppm,
+    };
+    Ok(SermantRemoval { common, rule })
+}
+
+/// 2^64 nanoseconds are 584 years: longer durations are the same in practice.
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// At least a millisecond: a time that is divided into windows must not be zero.
+pub(super) fn time(field: &str, nanoseconds: u64) -> Result<Duration, Invalid> {
+    match Duration::from_nanos(nanoseconds) {
+        time if time >= Duration::from_millis(1) => Ok(time),
+        time => Err(Invalid::new(field, format!("{time:?} is less than a millisecond"))),
+    }
+}
+
+pub(super) fn small(field: &str, number: u32, (least, most): (u8, u8)) -> Result<u8, Invalid> {
+    match u8::try_from(number) {
+        Ok(small) if (least..=most).contains(&small) => Ok(small),
+        _ => Err(Invalid::new(field, format!("{number} is not from {least} to {most}"))),
+    }
+}
+
+pub(super) fn at_least_1(field: &str, number: u32) -> Result<u32, Invalid> {
+    match number {
+        0 => Err(Invalid::new(field, "is 0")),
+        number => Ok(number),
+    }
+}

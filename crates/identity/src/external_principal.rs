@@ -1,0 +1,230 @@
+//! External principals: clients outside the mesh, with a certificate and key issued by the mesh.
+//!
+//! Their certificates are valid for clients only and have no SPIFFE id: no TLS configuration accepts them as a
+//! member's, and no server can use them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leno_model::{ExternalPrincipalId, Name, Sponsor};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use x509_parser::extensions::GeneralName;
+
+use crate::authority::{Authority, AuthorityError};
+use crate::credential::CLOCK_SKEW;
+use crate::key::PrivateKey;
+use crate::pem::{CERTIFICATE, write};
+use crate::provider::provider;
+use crate::request::CertificateRequest;
+use crate::roots::Roots;
+use crate::verify::{VerifyError, instant, sole_uri};
+
+/// The subject of an external principal's certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExternalSubject<'a> {
+    /// The storage location of the certificate.
+    pub id: &'a ExternalPrincipalId,
+    /// The names of the external principal; not empty.
+    pub names: &'a [Name],
+    /// The issuing namespace.
+    pub sponsor: Sponsor<'a>,
+}
+
+/// A verified peer that is an external principal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExternalPrincipal {
+    /// The id in its certificate.
+    pub id: ExternalPrincipalId,
+    /// Its names; not empty.
+    pub names: Vec<Name>,
+    /// The start of its certificate's validity.
+    pub not_before: SystemTime,
+    /// The end of its certificate's validity.
+    pub not_after: SystemTime,
+}
+
+/// Returns the external principal of an established session, by its certificate, if [`crate::peer`] does not
+/// find a member.
+///
+/// # Errors
+/// [`VerifyError`] if the certificate has expired, or is not an external principal's.
+pub fn external_principal(
+    certificate: &CertificateDer<'_>,
+    now: SystemTime,
+) -> Result<ExternalPrincipal, VerifyError> {
+    let external_principal = ExternalPrincipal::read(certificate)?;
+    if now >= external_principal.not_after {
+        return Err(VerifyError::Expired);
+    }
+    Ok(external_principal)
+}
+
+impl ExternalPrincipal {
+    /// Reads the holder from an end-entity certificate, without verifying it.
+    pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, VerifyError> {
+        let (rest, certificate) =
+            x509_parser::parse_x509_certificate(der).map_err(|_| VerifyError::Malformed)?;
+        if !rest.is_empty() {
+            return Err(VerifyError::Malformed);
+        }
+        let id = sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?;
+        let names = certificate.subject_alternative_name().map_err(|_| VerifyError::Malformed)?;
+        let names = names.iter().flat_map(|extension| &extension.value.general_names);
+        let names = names.filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some(Name::new(name)),
+            _ => None,
+        });
+        let names: Vec<Name> =
+            names.collect::<Result<_, _>>().map_err(|_| VerifyError::ExternalPrincipalNames)?;
+        if names.is_empty() {
+            return Err(VerifyError::ExternalPrincipalNames);
+        }
+        let validity = certificate.validity();
+        Ok(Self {
+            id,
+            names,
+            not_before: instant(validity.not_before)?,
+            not_after: instant(validity.not_after)?,
+        })
+    }
+}
+
+/// The key and certificate of an external principal, and the mesh's roots, as PEM.
+pub struct ExternalCertificate {
+    key: PrivateKey,
+    chain: String,
+    roots: String,
+    not_after: SystemTime,
+}
+
+impl ExternalCertificate {
+    /// Generates a key and signs it, valid for `lifetime` from `now`.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] if a name is invalid or the authority may not use it, or as [`Authority::sign`].
+    pub fn issue(
+        authority: &Authority,
+        subject: ExternalSubject<'_>,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<Self, AuthorityError> {
+        let key = PrivateKey::generate();
+        // A request for our own key is always valid.
+        let request = CertificateRequest::from_der(&key.request());
+        let request = request.map_err(|_| AuthorityError::Randomness)?;
+        let issued = authority.sign_external_principal(&request, subject, lifetime, now)?;
+        // Name constraints above the signer are detected here, not by the client.
+        verify(&issued.chain, &issued.roots, issued.not_before)
+            .map_err(AuthorityError::ExternalPrincipalUseless)?;
+        let mut chain = String::new();
+        for certificate in &issued.chain {
+            write(&mut chain, CERTIFICATE, certificate);
+        }
+        Ok(Self { key, chain, roots: issued.roots.to_pem(), not_after: issued.not_after })
+    }
+
+    /// Returns the private key as PKCS #8, for its storage location only.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.key.to_pem()
+    }
+
+    /// Returns the certificate and the chain to a root.
+    #[must_use]
+    pub fn chain(&self) -> &str {
+        &self.chain
+    }
+
+    /// Returns the roots that the external principal trusts.
+    #[must_use]
+    pub fn roots(&self) -> &str {
+        &self.roots
+    }
+
+    /// Returns the end of its validity.
+    #[must_use]
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+}
+
+/// Omits the key.
+impl fmt::Debug for ExternalCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuestCertificate")
+            .field("not_after", &self.not_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A stored certificate of an external principal as PEM, from any writer.
+#[derive(Clone, Copy)]
+pub struct Held<'a> {
+    /// The private key.
+    pub key: &'a str,
+    /// The certificate and the chain to a root.
+    pub chain: &'a str,
+    /// The roots that the external principal trusts.
+    pub roots: &'a str,
+}
+
+impl Held<'_> {
+    /// Returns the time until which the certificate need not be renewed: two thirds of its lifetime, or of
+    /// `lifetime` if that is shorter, so that an outage of a third is tolerated. `None` if `authority` would
+    /// issue it differently for `subject`.
+    #[must_use]
+    pub fn good_until(
+        &self,
+        authority: &Authority,
+        subject: ExternalSubject<'_>,
+        lifetime: Duration,
+    ) -> Option<SystemTime> {
+        let roots = authority.roots();
+        let chain = CertificateDer::pem_slice_iter(self.chain.as_bytes());
+        let chain: Vec<CertificateDer<'static>> =
+            chain.take(CHAIN_READ_MAX).collect::<Result<_, _>>().ok()?;
+        let leaf = chain.first()?;
+        let external_principal = ExternalPrincipal::read(leaf).ok()?;
+        let key = PrivateKey::from_pem(self.key).ok()?;
+        let (_, read) = x509_parser::parse_x509_certificate(leaf).ok()?;
+        let is_its_key = *read.public_key().subject_public_key.data == *key.public();
+        let is_signed = authority
+            .signs_with(&chain)
+            .is_some_and(|roots| verify(&chain, &roots, external_principal.not_before).is_ok());
+        let is_so = self.roots == roots.to_pem()
+            && external_principal.id == *subject.id
+            && external_principal.names == subject.names
+            && is_its_key
+            && is_signed;
+        let issued = (external_principal.not_before + CLOCK_SKEW).min(external_principal.not_after);
+        let life =
+            external_principal.not_after.duration_since(issued).unwrap_or_default().min(lifetime);
+        is_so.then(|| issued + life.mul_f64(2.0 / 3.0))
+    }
+}
+
+/// Verifies the chain as a server that accepts external principals, at its earliest valid time.
+fn verify(
+    chain: &[CertificateDer<'static>],
+    roots: &Roots,
+    at: SystemTime,
+) -> Result<(), rustls::Error> {
+    let Some((leaf, intermediates)) = chain.split_first() else {
+        return Err(rustls::Error::NoCertificatesPresented);
+    };
+    let store = Arc::clone(roots.store());
+    let verifier = WebPkiClientVerifier::builder_with_provider(store, provider()).build();
+    let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let at = UnixTime::since_unix_epoch(since);
+    verifier.verify_client_cert(leaf, intermediates, at).map(drop)
+}
+
+/// More than any authority issues: the rest is not read, and the chain then counts as different.
+const CHAIN_READ_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests;

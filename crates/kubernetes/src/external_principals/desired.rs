@@ -1,0 +1,319 @@
+//! Requests for certificates of external principals, and their validation. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use leno_model::{
+    ExternalPrincipalId, Name, SecretName, Sponsor, TrustDomain, below, check_subject,
+};
+
+use crate::words::CONTROL;
+
+/// A request for a certificate in a Secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredCertificate {
+    pub(crate) owner: Owner,
+    /// The Secret, which also identifies the external principal.
+    pub(crate) id: ExternalPrincipalId,
+    /// The names of the external principal.
+    pub(crate) names: Vec<Name>,
+    /// The requested lifetime, if any.
+    pub(crate) lifetime: Option<Duration>,
+    /// The creation time of the requesting object, in Unix seconds.
+    pub(crate) created: i64,
+}
+
+/// The object that requests a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) api_version: String,
+    pub(crate) kind: &'static str,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
+/// `Kind namespace/name`.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+impl DesiredCertificate {
+    /// Returns the sponsor of the certificate: the mesh for mesh settings, otherwise the namespace of the
+    /// Secret.
+    pub(crate) fn sponsor(&self) -> Sponsor<'_> {
+        match self.owner.kind {
+            ACCESS_CERT => Sponsor::Namespace(&self.id.secret.namespace),
+            _ => Sponsor::Mesh,
+        }
+    }
+
+    fn order(&self) -> (i64, &str, &str) {
+        (self.created, &self.owner.namespace, &self.owner.name)
+    }
+
+    /// Returns the path of a field in the requesting object.
+    pub(super) fn field(&self, of_cert: &str) -> String {
+        match self.owner.kind {
+            ACCESS_CERT => format!("spec.{of_cert}"),
+            _ => format!("spec.certificate.ingressGateway.{of_cert}"),
+        }
+    }
+}
+
+/// The outcomes by the uid of the requesting object, with the error if there is no certificate.
+pub type Outcomes = BTreeMap<String, Result<(), String>>;
+
+/// The namespaces in which a control plane may write Secrets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Grants {
+    /// The allowed namespaces.
+    pub namespaces: BTreeSet<Name>,
+    /// The control plane's own namespace, which is never allowed because it contains the authority.
+    pub own: Option<Name>,
+}
+
+/// The desired state.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DesiredCertificates {
+    /// The certificates that should exist.
+    pub(crate) wanted: Vec<DesiredCertificate>,
+    /// Objects, by uid, with invalid or unreadable requests. Their existing Secrets stay as they are.
+    pub(crate) left: BTreeSet<String>,
+}
+
+/// The result of the validation.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Judged {
+    pub(crate) desired: DesiredCertificates,
+    /// The reasons for rejection, by the uid of the object.
+    pub(crate) refused: BTreeMap<String, String>,
+}
+
+/// Validates all requests together, with the same result in every control plane: if several request the same
+/// Secret the oldest wins, and a name that several namespaces request is granted to none of them.
+pub(crate) fn judge(
+    mut all: Vec<DesiredCertificate>,
+    grants: &Grants,
+    trust_domain: &TrustDomain,
+) -> Judged {
+    all.sort_by(|one, two| one.order().cmp(&two.order()));
+    let mut judged = Judged::default();
+    let mut able = Vec::new();
+    for desired in all {
+        match refusal(&desired, grants, trust_domain) {
+            Some(why) => judged.refuse(desired, why),
+            None => able.push(desired),
+        }
+    }
+    let claims = claims(&able, trust_domain);
+    let mut secrets: BTreeMap<SecretName, String> = BTreeMap::new();
+    for desired in able {
+        let refusal = if judged.desired.wanted.len() == EXTERNAL_PRINCIPALS_MAX {
+            Some(format!("spec: the limit of {EXTERNAL_PRINCIPALS_MAX} is exceeded; remove some"))
+        } else {
+            taken(&desired, &secrets).or_else(|| contested(&desired, &claims))
+        };
+        match refusal {
+            Some(why) => judged.refuse(desired, why),
+            None => {
+                secrets.insert(desired.id.secret.clone(), desired.owner.to_string());
+                judged.desired.wanted.push(desired);
+            }
+        }
+    }
+    judged
+}
+
+impl Judged {
+    fn refuse(&mut self, desired: DesiredCertificate, why: String) {
+        self.desired.left.insert(desired.owner.uid.clone());
+        self.refused.insert(desired.owner.uid, why);
+    }
+}
+
+/// Returns the reason that a request is invalid by itself.
+fn refusal(
+    desired: &DesiredCertificate,
+    grants: &Grants,
+    trust_domain: &TrustDomain,
+) -> Option<String> {
+    let namespace = &desired.id.secret.namespace;
+    if grants.own.as_ref() == Some(namespace) {
+        let field = desired.field("secret.namespace");
+        return Some(format!(
+            "{field}: {namespace} is the namespace of {CONTROL}, with the authority of the mesh; \
+             use another"
+        ));
+    }
+    if !grants.namespaces.contains(namespace) {
+        let field = desired.field("secret.namespace");
+        return Some(format!(
+            "{field}: the control plane may not write Secrets in {namespace}; install it with \
+             `--access-certs {namespace}` in addition to its current namespaces (with Helm: \
+             `accessCerts`)"
+        ));
+    }
+    desired.names.iter().enumerate().find_map(|(index, name)| {
+        let why = check_subject(name, desired.sponsor(), trust_domain).err()?;
+        let field = desired.field(&format!("subjectAltNames[{index}]"));
+        Some(format!("{field}: `{name}` {why}; use a name outside the mesh"))
+    })
+}
+
+/// Returns the names without an owner, each with the namespaces that request it. A name below the trust domain
+/// belongs to its namespace and to the mesh settings.
+fn claims(
+    all: &[DesiredCertificate],
+    trust_domain: &TrustDomain,
+) -> BTreeMap<Name, BTreeSet<Name>> {
+    let mut claims: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+    for desired in all {
+        for name in desired.names.iter().filter(|name| below(name, trust_domain).is_none()) {
+            let namespaces = claims.entry(name.clone()).or_default();
+            namespaces.insert(desired.id.secret.namespace.clone());
+        }
+    }
+    claims
+}
+
+/// Returns the reason that a request is rejected because an older object has the Secret.
+fn taken(desired: &DesiredCertificate, secrets: &BTreeMap<SecretName, String>) -> Option<String> {
+    let secret = &desired.id.secret;
+    let other = secrets.get(secret)?;
+    let field = desired.field("secret");
+    Some(format!("{field}: {other} is older and uses {secret}; name another Secret"))
+}
+
+/// Returns the reason that a request is rejected because of a contested name. If age decided, an edit of an old
+/// object could claim a name and impersonate another namespace.
+fn contested(
+    desired: &DesiredCertificate,
+    claims: &BTreeMap<Name, BTreeSet<Name>>,
+) -> Option<String> {
+    desired.names.iter().enumerate().find_map(|(index, name)| {
+        let others = claims.get(name)?.iter().filter(|it| **it != desired.id.secret.namespace);
+        let others: Vec<&str> = others.map(Name::as_str).collect();
+        let field = desired.field(&format!("subjectAltNames[{index}]"));
+        (!others.is_empty()).then(|| {
+            let others = others.join(", ");
+            format!(
+                "{field}: {name} is also requested in {others}, and issued to no AccessCert; use \
+                 another name"
+            )
+        })
+    })
+}
+
+pub(crate) const ACCESS_CERT: &str = "AccessCert";
+/// Far more than meshes have external principals: each costs a read of its Secret every minute.
+const EXTERNAL_PRINCIPALS_MAX: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn domain() -> TrustDomain {
+        TrustDomain::new("cluster.local").unwrap()
+    }
+
+    fn grants() -> Grants {
+        let name = |text| Name::new(text).unwrap();
+        Grants {
+            namespaces: [name("shop"), name("ingress"), name("leno-system")].into(),
+            own: Some(name("leno-system")),
+        }
+    }
+
+    fn desired(
+        kind: &'static str,
+        secret: &str,
+        names: &[&str],
+        created: i64,
+    ) -> DesiredCertificate {
+        let secret: SecretName = secret.parse().unwrap();
+        DesiredCertificate {
+            owner: Owner {
+                api_version: "policy.flomesh.io/v1alpha1".to_owned(),
+                kind,
+                namespace: secret.namespace.to_string(),
+                name: format!("{}-{created}", secret.name),
+                uid: format!("u-{created}"),
+            },
+            id: ExternalPrincipalId { trust_domain: domain(), secret },
+            names: names.iter().map(|name| Name::new(name).unwrap()).collect(),
+            lifetime: None,
+            created,
+        }
+    }
+
+    /// Returns the rejections, one per line. The other requests are granted.
+    fn refusals(desired: Vec<DesiredCertificate>) -> Vec<String> {
+        let judged = judge(desired.clone(), &grants(), &domain());
+        assert_eq!(judged.desired.wanted.len() + judged.refused.len(), desired.len());
+        judged.refused.into_values().collect()
+    }
+
+    #[test]
+    fn only_namespaces_that_are_listed_get_secrets_and_never_that_of_the_authority() {
+        assert_eq!(refusals(vec![desired(ACCESS_CERT, "shop/a", &["a.example"], 1)]), [""; 0]);
+        for (secret, expected) in [
+            ("other/a", "may not write Secrets in other; install it with `--access-certs other`"),
+            ("leno-system/leno-authority", "with the authority of the mesh"),
+        ] {
+            let refused = refusals(vec![desired(ACCESS_CERT, secret, &["a.example"], 1)]);
+            assert!(refused[0].contains(expected), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_names_its_own_accounts_and_the_settings_of_the_mesh_those_of_all() {
+        let name = ["nginx.ingress.cluster.local"];
+        assert_eq!(refusals(vec![desired(ACCESS_CERT, "ingress/a", &name, 1)]), [""; 0]);
+        assert_eq!(refusals(vec![desired("MeshConfig", "shop/a", &name, 1)]), [""; 0]);
+        let refused = refusals(vec![desired(ACCESS_CERT, "shop/a", &name, 1)]);
+        assert_eq!(
+            refused,
+            [
+                "spec.subjectAltNames[0]: `nginx.ingress.cluster.local` is the name of an account of \
+              another namespace: here it ends in `.shop.cluster.local`; use a name outside the mesh"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_oldest_has_a_secret_and_a_name_is_for_one_namespace() {
+        let both = vec![
+            desired(ACCESS_CERT, "shop/a", &["a.example"], 2),
+            desired(ACCESS_CERT, "shop/a", &["b.example"], 1),
+        ];
+        assert_eq!(
+            refusals(both),
+            ["spec.secret: AccessCert shop/a-1 is older and uses shop/a; name another Secret"]
+        );
+        let both = vec![
+            desired(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
+            desired(ACCESS_CERT, "shop/a", &["a.example"], 1),
+            desired(ACCESS_CERT, "shop/c", &["c.example"], 3),
+            // Invalid requests block no others.
+            desired(ACCESS_CERT, "other/a", &["c.example"], 4),
+        ];
+        let judged = judge(both, &grants(), &domain());
+        let left: Vec<&str> = judged.desired.left.iter().map(String::as_str).collect();
+        assert_eq!(left, ["u-1", "u-2", "u-4"]);
+        assert_eq!(
+            judged.refused["u-2"],
+            "spec.subjectAltNames[1]: a.example is also requested in shop, and issued to no \
+             AccessCert; use another name"
+        );
+        assert_eq!(judged.desired.wanted[0].owner.uid, "u-3");
+        let own = vec![
+            desired(ACCESS_CERT, "shop/a", &["a.example"], 1),
+            desired(ACCESS_CERT, "shop/b", &["a.example"], 2),
+        ];
+        assert_eq!(refusals(own), [""; 0]);
+    }
+}

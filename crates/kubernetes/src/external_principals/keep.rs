@@ -1,0 +1,342 @@
+//! Reconciliation of the Secrets of external principals, by the leading control plane.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use leno_identity::Authority;
+use leno_model::SecretName;
+use leno_telemetry::with_causes;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::desired::{DesiredCertificate, DesiredCertificates, Outcomes};
+use super::secret::{Finding, Terms, filled, is_of, judge};
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
+
+/// Creates a Secret with a key and a certificate for each desired external principal while this control plane
+/// is the leader. Renews the certificate well before it expires, and immediately when the authority changes.
+/// Deletes the Secret when no object requests it any more. Publishes the outcomes. Never returns.
+///
+/// Secrets are not watched: each is read by its name, and only its metadata while it is unchanged.
+pub async fn keep_external_principals(
+    client: Client,
+    lifetime: Duration,
+    authority: watch::Receiver<Arc<Authority>>,
+    (desired, leading): (watch::Receiver<Arc<DesiredCertificates>>, watch::Receiver<bool>),
+    outcomes: watch::Sender<Arc<Outcomes>>,
+) {
+    let keeper = Keeper { client, lifetime, kept: BTreeMap::new(), outcomes };
+    keeper.run(authority, desired, leading).await;
+}
+
+struct Keeper {
+    client: Client,
+    /// The default lifetime of certificates.
+    lifetime: Duration,
+    kept: BTreeMap<SecretName, Kept>,
+    outcomes: watch::Sender<Arc<Outcomes>>,
+}
+
+/// The state of a Secret that is or was requested.
+struct Kept {
+    desired: DesiredCertificate,
+    /// True if an object still requests it.
+    is_wanted: bool,
+    /// The Secret at the last check, if it was valid.
+    good: Option<Good>,
+    /// The renewal time of the last valid certificate.
+    due: Option<SystemTime>,
+    /// The time of the next check.
+    next: Instant,
+    /// The number of consecutive failures.
+    failures: u32,
+    /// The published outcome; `None` while it is unknown.
+    outcome: Option<Result<(), String>>,
+}
+
+/// A valid Secret.
+struct Good {
+    /// The resource version seen.
+    version: Option<String>,
+    until: SystemTime,
+    ca_generation: u64,
+}
+
+/// The reason that a Secret could not be reconciled.
+enum Trouble {
+    /// An error for the author of the object or the administrator to fix.
+    Reported(String),
+    /// An error that may be transient.
+    Passing(String),
+}
+
+impl Keeper {
+    async fn run(
+        mut self,
+        mut authority: watch::Receiver<Arc<Authority>>,
+        mut desired: watch::Receiver<Arc<DesiredCertificates>>,
+        mut leading: watch::Receiver<bool>,
+    ) {
+        let mut clock = interval(TICK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Ok(()) = desired.changed() => {}
+                Ok(()) = authority.changed() => {}
+                Ok(()) = leading.changed() => {}
+                _ = clock.tick() => {}
+            }
+            self.want(&desired.borrow_and_update().clone());
+            if !*leading.borrow_and_update() {
+                self.forget();
+                self.tell();
+                continue;
+            }
+            let authority = Arc::clone(&authority.borrow_and_update());
+            for name in self.due(&authority) {
+                if !*leading.borrow() {
+                    break;
+                }
+                self.see_to(&name, &authority).await;
+            }
+            self.tell();
+        }
+    }
+
+    /// Updates the desired state. A Secret that is no longer requested is scheduled for deletion, unless its
+    /// object now has an invalid request.
+    fn want(&mut self, desired: &DesiredCertificates) {
+        for kept in self.kept.values_mut() {
+            kept.is_wanted = false;
+        }
+        for desired in &desired.wanted {
+            let known = self.kept.get_mut(&desired.id.secret);
+            match known.filter(|known| known.desired == *desired) {
+                Some(known) => known.is_wanted = true,
+                None => {
+                    let fresh = Kept::new(desired.clone());
+                    self.kept.insert(desired.id.secret.clone(), fresh);
+                }
+            }
+        }
+        self.kept
+            .retain(|_, kept| kept.is_wanted || !desired.left.contains(&kept.desired.owner.uid));
+        for kept in self.kept.values_mut().filter(|kept| !kept.is_wanted && kept.outcome.is_some())
+        {
+            // Check immediately.
+            (kept.outcome, kept.next, kept.failures) = (None, Instant::now(), 0);
+        }
+    }
+
+    /// Forgets all state: only the leader reconciles Secrets, and its state is authoritative.
+    fn forget(&mut self) {
+        self.kept.retain(|_, kept| kept.is_wanted);
+        for kept in self.kept.values_mut() {
+            *kept = Kept::new(kept.desired.clone());
+        }
+    }
+
+    fn due(&self, authority: &Authority) -> Vec<SecretName> {
+        let (now, ca_generation) = (Instant::now(), authority.ca_generation());
+        let is_due = |kept: &Kept| kept.next <= now || kept.is_outdated(ca_generation);
+        self.kept.iter().filter(|(_, kept)| is_due(kept)).map(|(name, _)| name.clone()).collect()
+    }
+
+    async fn see_to(&mut self, name: &SecretName, authority: &Authority) {
+        let Some(kept) = self.kept.get(name) else { return };
+        let terms = Terms { authority, lifetime: self.lifetime, now: SystemTime::now() };
+        let namespace = match NamespaceName::try_from(&name.namespace) {
+            Ok(namespace) => namespace,
+            Err(error) => return self.put_off(name, Trouble::Reported(error.to_string())),
+        };
+        let api: ObjectApi<Secret> = ObjectApi::namespaced(self.client.clone(), &namespace);
+        let late = || Trouble::Passing("the API server did not respond in time".to_owned());
+        if !kept.is_wanted {
+            let removed = timeout(ANSWER_MAX, remove(&api, &kept.desired)).await;
+            match removed.unwrap_or_else(|_| Err(late())) {
+                Ok(()) => drop(self.kept.remove(name)),
+                Err(trouble) => self.put_off(name, trouble),
+            }
+            return;
+        }
+        let looked = timeout(ANSWER_MAX, look(&api, kept, terms)).await;
+        match looked.unwrap_or_else(|_| Err(late())) {
+            Ok(good) => {
+                let Some(kept) = self.kept.get_mut(name) else { return };
+                let left = good.until.duration_since(terms.now).unwrap_or_default();
+                kept.next = Instant::now() + left.min(LOOK_EVERY);
+                kept.due = Some(good.until);
+                (kept.good, kept.failures, kept.outcome) = (Some(good), 0, Some(Ok(())));
+            }
+            Err(trouble) => self.put_off(name, trouble),
+        }
+    }
+
+    /// Schedules a retry with exponential backoff. A transient error is published only if it persists and the
+    /// last valid certificate is due for renewal.
+    fn put_off(&mut self, name: &SecretName, trouble: Trouble) {
+        let Some(kept) = self.kept.get_mut(name) else { return };
+        kept.next =
+            Instant::now() + AGAIN_AFTER.saturating_mul(1 << kept.failures.min(6)).min(AGAIN_MAX);
+        kept.failures = kept.failures.saturating_add(1);
+        // The next check reads the whole Secret, and a change of the authority does not cause immediate
+        // retries.
+        kept.good = None;
+        let (why, is_reported) = match trouble {
+            Trouble::Reported(why) => (why, true),
+            Trouble::Passing(why) => {
+                let is_due = kept.due.is_none_or(|due| due <= SystemTime::now());
+                (why, is_due && kept.failures > PASSING_MAX)
+            }
+        };
+        let outcome = Err(format!("{}: {why}", kept.desired.field("secret")));
+        if kept.outcome.as_ref() == Some(&outcome) {
+            return;
+        }
+        tracing::warn!(secret = %name, of = %kept.desired.owner, why, "certificate Secret not reconciled");
+        if kept.is_wanted && is_reported {
+            kept.outcome = Some(outcome);
+        }
+    }
+
+    fn tell(&self) {
+        let reported = self
+            .kept
+            .values()
+            .filter(|kept| kept.is_wanted)
+            .filter_map(|kept| Some((kept.desired.owner.uid.clone(), kept.outcome.clone()?)));
+        let reported: Outcomes = reported.collect();
+        self.outcomes.send_if_modified(|known| {
+            let event = **known != reported;
+            if event {
+                *known = Arc::new(reported);
+            }
+            event
+        });
+    }
+}
+
+impl Kept {
+    fn new(desired: DesiredCertificate) -> Self {
+        let next = Instant::now();
+        Self { desired, is_wanted: true, good: None, due: None, next, failures: 0, outcome: None }
+    }
+
+    /// Returns true if the certificate is from another CA generation.
+    fn is_outdated(&self, ca_generation: u64) -> bool {
+        self.is_wanted && self.good.as_ref().is_some_and(|good| good.ca_generation != ca_generation)
+    }
+}
+
+/// Checks a Secret, and creates or updates it if necessary.
+async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, Trouble> {
+    let (desired, name) = (&kept.desired, ObjectName::from(&kept.desired.id.secret.name));
+    let ca_generation = terms.authority.ca_generation();
+    if let Some(good) = &kept.good
+        && good.ca_generation == ca_generation
+        && good.until > terms.now
+    {
+        let there = api.get_metadata_opt(&name).await.map_err(|error| trouble(&error))?;
+        let version = there.and_then(|there| there.metadata.resource_version);
+        if version.is_some() && version == good.version {
+            return Ok(Good { version, ..*good });
+        }
+    }
+    let found = api.get_opt(&name).await.map_err(|error| trouble(&error))?;
+    if let Some(secret) = &found {
+        match judge(secret, desired, terms) {
+            Finding::Good(until) => {
+                let version = secret.metadata.resource_version.clone();
+                return Ok(Good { version, until, ca_generation });
+            }
+            Finding::Foreign => return Err(Trouble::Reported(foreign(desired))),
+            Finding::Due => {}
+        }
+    }
+    let is_new = found.is_none();
+    let secret =
+        filled(found, desired, terms).map_err(|error| Trouble::Reported(with_causes(&error)))?;
+    // Only the version that was read is replaced.
+    let parameters = PostParams::default();
+    let written = match is_new {
+        true => api.create(&parameters, &secret).await,
+        false => api.replace(&name, &parameters, &secret).await,
+    };
+    let written = written.map_err(|error| match error.code() {
+        // Another client deleted it meanwhile.
+        Some(NOT_FOUND) if !is_new => Trouble::Passing(error.to_string()),
+        _ => trouble(&error),
+    })?;
+    tracing::info!(secret = %desired.id.secret, of = %desired.owner, "certificate issued for an external client");
+    match judge(&written, desired, terms) {
+        Finding::Good(until) => {
+            Ok(Good { version: written.metadata.resource_version, until, ca_generation })
+        }
+        // An admission controller changed the object.
+        Finding::Due | Finding::Foreign => Err(Trouble::Reported(
+            "the API server stored a different object; check admission webhooks that change \
+             Secrets"
+                .to_owned(),
+        )),
+    }
+}
+
+/// Deletes a Secret that was created for this request, in the version that was read.
+async fn remove(api: &ObjectApi<Secret>, desired: &DesiredCertificate) -> Result<(), Trouble> {
+    let name = ObjectName::from(&desired.id.secret.name);
+    let there = api.get_metadata_opt(&name).await.map_err(|error| trouble(&error))?;
+    let Some(there) = there.filter(|there| is_of(&there.metadata, desired)) else { return Ok(()) };
+    let preconditions = Preconditions {
+        uid: there.metadata.uid,
+        resource_version: there.metadata.resource_version,
+    };
+    let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    match api.delete(&name, &parameters).await {
+        Ok(()) => {
+            tracing::info!(secret = %desired.id.secret, of = %desired.owner, "external client removed: deleting its Secret");
+            Ok(())
+        }
+        Err(error) if error.code() == Some(NOT_FOUND) => Ok(()),
+        Err(error) => Err(trouble(&error)),
+    }
+}
+
+/// Classifies an error: a rejection by the API server is permanent, a transport error may be transient.
+fn trouble(error: &ApiError) -> Trouble {
+    let said = error.to_string();
+    match error.code() {
+        Some(code) if PASSING.contains(&code) || code >= SERVER_ERROR => Trouble::Passing(said),
+        Some(_) => Trouble::Reported(said),
+        None => Trouble::Passing(said),
+    }
+}
+
+fn foreign(desired: &DesiredCertificate) -> String {
+    let (secret, owner) = (&desired.id.secret, &desired.owner);
+    format!(
+        "{secret} exists and was not created for the {owner}; delete that Secret, or name another"
+    )
+}
+
+const NOT_FOUND: u16 = 404;
+/// An expired token, a timeout, a conflict, and too many requests.
+const PASSING: [u16; 4] = [401, 408, 409, 429];
+const SERVER_ERROR: u16 = 500;
+/// The number of consecutive transient failures that are not published.
+const PASSING_MAX: u32 = 2;
+/// The interval between checks for due work.
+const TICK: Duration = Duration::from_secs(5);
+/// The interval between checks of the metadata of each Secret.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// The timeout for all API requests about one Secret.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+/// The initial delay of retries, which doubles up to `AGAIN_MAX`.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
+const AGAIN_MAX: Duration = Duration::from_secs(300);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,241 @@
+//! Secret of an external principal: ownership, validity and content. Pure.
+
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::core::ObjectMeta;
+use leno_identity::{Authority, AuthorityError, ExternalCertificate, ExternalSubject, Held};
+
+use super::desired::DesiredCertificate;
+use crate::words::ACCESS_CERT_MARK;
+
+/// The state of a Secret, compared with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// Another client created it, or it was created for another object.
+    Foreign,
+    /// Its certificate has to be issued again.
+    Due,
+    /// Its certificate is valid until this time.
+    Good(SystemTime),
+}
+
+/// The parameters of a certificate that is issued now.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    pub(super) authority: &'a Authority,
+    pub(super) lifetime: Duration,
+    pub(super) now: SystemTime,
+}
+
+pub(super) fn judge(secret: &Secret, desired: &DesiredCertificate, terms: Terms<'_>) -> Finding {
+    if !is_of(&secret.metadata, desired) || secret.type_.as_deref() != Some(TYPE) {
+        return Finding::Foreign;
+    }
+    let text = |key: &str| {
+        let bytes = secret.data.as_ref().and_then(|data| data.get(key));
+        bytes.and_then(|bytes| str::from_utf8(&bytes.0).ok()).unwrap_or_default()
+    };
+    let held = Held { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
+    let until = held.good_until(terms.authority, subject(desired), lifetime(desired, terms));
+    // The owner may be an earlier object of the same name. The current object must own the Secret for garbage
+    // collection.
+    let is_owned = !owns(desired)
+        || owner_of(&secret.metadata, desired).is_some_and(|it| it.uid == desired.owner.uid);
+    match until.filter(|until| *until > terms.now && is_owned) {
+        Some(until) => Finding::Good(until),
+        None => Finding::Due,
+    }
+}
+
+/// Returns true if a Secret was created for this request, or for an earlier object of its kind and name.
+pub(super) fn is_of(meta: &ObjectMeta, desired: &DesiredCertificate) -> bool {
+    let mark = meta.annotations.as_ref().and_then(|all| all.get(ACCESS_CERT_MARK));
+    let is_marked = mark.is_some_and(|mark| *mark == desired.owner.to_string());
+    let has_label = meta.labels.as_ref().is_some_and(|all| all.contains_key(ACCESS_CERT_MARK));
+    is_marked && has_label && (!owns(desired) || owner_of(meta, desired).is_some())
+}
+
+/// Fills a Secret with a new certificate, and keeps the metadata of other writers.
+///
+/// # Errors
+/// As [`ExternalCertificate::issue`].
+pub(super) fn filled(
+    before: Option<Secret>,
+    desired: &DesiredCertificate,
+    terms: Terms<'_>,
+) -> Result<Secret, AuthorityError> {
+    let lifetime = lifetime(desired, terms);
+    let made = ExternalCertificate::issue(terms.authority, subject(desired), lifetime, terms.now)?;
+    let mut secret = before.unwrap_or_default();
+    let meta = &mut secret.metadata;
+    meta.name = Some(desired.id.secret.name.to_string());
+    meta.namespace = Some(desired.id.secret.namespace.to_string());
+    let labels = meta.labels.get_or_insert_default();
+    labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
+    labels.insert(ACCESS_CERT_MARK.to_owned(), desired.owner.kind.to_owned());
+    let annotations = meta.annotations.get_or_insert_default();
+    annotations.insert(ACCESS_CERT_MARK.to_owned(), desired.owner.to_string());
+    if owns(desired) {
+        let owners = meta.owner_references.get_or_insert_default();
+        owners
+            .retain(|it| (it.kind.as_str(), &it.name) != (desired.owner.kind, &desired.owner.name));
+        owners.push(OwnerReference {
+            api_version: desired.owner.api_version.clone(),
+            kind: desired.owner.kind.to_owned(),
+            name: desired.owner.name.clone(),
+            uid: desired.owner.uid.clone(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        });
+    }
+    secret.type_ = Some(TYPE.to_owned());
+    let parts =
+        [(KEY, made.key()), (CHAIN, made.chain().to_owned()), (ROOTS, made.roots().to_owned())];
+    let parts = parts.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
+    secret.data = Some(parts.into());
+    Ok(secret)
+}
+
+/// Returns true if the requesting object may own the Secret: owners must be in the same namespace.
+fn owns(desired: &DesiredCertificate) -> bool {
+    desired.owner.namespace == desired.id.secret.namespace.as_str()
+}
+
+fn owner_of<'a>(meta: &'a ObjectMeta, desired: &DesiredCertificate) -> Option<&'a OwnerReference> {
+    let mut owners = meta.owner_references.iter().flatten();
+    owners.find(|it| (it.kind.as_str(), &it.name) == (desired.owner.kind, &desired.owner.name))
+}
+
+fn subject(desired: &DesiredCertificate) -> ExternalSubject<'_> {
+    ExternalSubject { id: &desired.id, names: &desired.names, sponsor: desired.sponsor() }
+}
+
+fn lifetime(desired: &DesiredCertificate, terms: Terms<'_>) -> Duration {
+    desired.lifetime.unwrap_or(terms.lifetime)
+}
+
+/// The type of Secrets with a key, a chain and optionally roots. Ingress controllers read no other type.
+const TYPE: &str = "kubernetes.io/tls";
+const KEY: &str = "tls.key";
+const CHAIN: &str = "tls.crt";
+const ROOTS: &str = "ca.crt";
+
+#[cfg(test)]
+mod tests {
+    use leno_identity::AuthoritySource;
+    use leno_model::{ExternalPrincipalId, Name, TrustDomain};
+
+    use super::*;
+    use crate::external_principals::{ACCESS_CERT, Owner};
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    struct World {
+        _dir: tempfile::TempDir,
+        authority: Authority,
+    }
+
+    fn world() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let source = AuthoritySource::Own(dir.path().join("authority"));
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        let authority = source.open_or_create(&domain, SystemTime::now()).unwrap();
+        World { _dir: dir, authority }
+    }
+
+    impl World {
+        fn at(&self, now: SystemTime) -> Terms<'_> {
+            Terms { authority: &self.authority, lifetime: DAY, now }
+        }
+    }
+
+    fn desired(kind: &'static str, namespace: &str) -> DesiredCertificate {
+        DesiredCertificate {
+            owner: Owner {
+                api_version: "policy.flomesh.io/v1alpha1".to_owned(),
+                kind,
+                namespace: namespace.to_owned(),
+                name: "batch".to_owned(),
+                uid: "u-1".to_owned(),
+            },
+            id: ExternalPrincipalId {
+                trust_domain: TrustDomain::new("cluster.local").unwrap(),
+                secret: "shop/batch-tls".parse().unwrap(),
+            },
+            names: vec![Name::new("batch.corp.example").unwrap()],
+            lifetime: None,
+            created: 0,
+        }
+    }
+
+    #[test]
+    fn a_secret_is_as_ingress_controllers_read_it_and_goes_with_its_owner() {
+        let (world, now) = (world(), SystemTime::now());
+        let desired = desired(ACCESS_CERT, "shop");
+        let secret = filled(None, &desired, world.at(now)).unwrap();
+        assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
+        let keys: Vec<&str> = secret.data.iter().flatten().map(|(key, _)| key.as_str()).collect();
+        assert_eq!(keys, ["ca.crt", "tls.crt", "tls.key"]);
+        let owner = &secret.metadata.owner_references.as_ref().unwrap()[0];
+        assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("AccessCert", "u-1"));
+        assert!(matches!(judge(&secret, &desired, world.at(now)), Finding::Good(_)));
+        // Well before its end.
+        let later = now + DAY.mul_f64(0.7);
+        assert_eq!(judge(&secret, &desired, world.at(later)), Finding::Due);
+        let other = self::world();
+        assert_eq!(judge(&secret, &desired, other.at(now)), Finding::Due, "another signer");
+        let mut renamed = desired.clone();
+        renamed.names = vec![Name::new("other.corp.example").unwrap()];
+        assert_eq!(judge(&secret, &renamed, world.at(now)), Finding::Due);
+    }
+
+    #[test]
+    fn what_was_not_made_for_it_is_nobodys_to_write() {
+        let (world, now) = (world(), SystemTime::now());
+        let desired = desired(ACCESS_CERT, "shop");
+        let ours = filled(None, &desired, world.at(now)).unwrap();
+        let spoilt: [fn(&mut Secret); 6] = [
+            |it| it.metadata.annotations = None,
+            |it| it.metadata.labels = None,
+            |it| it.metadata.owner_references = None,
+            |it| it.metadata.owner_references.as_mut().unwrap()[0].name = "other".to_owned(),
+            |it| it.type_ = Some("Opaque".to_owned()),
+            |it| {
+                let annotations = it.metadata.annotations.as_mut().unwrap();
+                annotations.insert(ACCESS_CERT_MARK.to_owned(), "AccessCert shop/other".to_owned());
+            },
+        ];
+        for spoil in spoilt {
+            let mut secret = ours.clone();
+            spoil(&mut secret);
+            assert_eq!(judge(&secret, &desired, world.at(now)), Finding::Foreign);
+        }
+        // A recreated object of the same name takes the Secret over.
+        let mut again = desired.clone();
+        again.owner.uid = "u-2".to_owned();
+        assert_eq!(judge(&ours, &again, world.at(now)), Finding::Due);
+        let taken = filled(Some(ours), &again, world.at(now)).unwrap();
+        assert_eq!(taken.metadata.owner_references.as_ref().unwrap().len(), 1);
+        assert!(matches!(judge(&taken, &again, world.at(now)), Finding::Good(_)));
+    }
+
+    #[test]
+    fn what_others_wrote_beside_it_stays_and_settings_of_other_place_own_nothing() {
+        let (world, now) = (world(), SystemTime::now());
+        let desired = desired("MeshConfig", "osm-system");
+        let mut secret = filled(None, &desired, world.at(now)).unwrap();
+        assert_eq!(secret.metadata.owner_references, None);
+        assert!(matches!(judge(&secret, &desired, world.at(now)), Finding::Good(_)));
+        let labels = secret.metadata.labels.as_mut().unwrap();
+        labels.insert("team".to_owned(), "edge".to_owned());
+        let hour = Duration::from_secs(3600);
+        let brief = DesiredCertificate { lifetime: Some(hour), ..desired };
+        let again = filled(Some(secret), &brief, world.at(now)).unwrap();
+        assert_eq!(again.metadata.labels.as_ref().unwrap()["team"], "edge");
+        let Finding::Good(until) = judge(&again, &brief, world.at(now)) else { panic!() };
+        assert!(until < now + hour);
+    }
+}

@@ -1,0 +1,371 @@
+//! Annotations of a sidecar: exclusions, resources, and image.
+//!
+//! Most annotations are supported with any of the three prefixes. Lists are merged. For other values the pod
+//! precedes its namespace, and in each our own prefix precedes OSM's, which precedes FSM's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::Upgrades;
+use serde_json::{Value, json};
+
+use super::annotation::{
+    InjectError, Of, RUNTIME_ANNOTATIONS, RuntimeAnnotation, elements, of_pod, switch,
+};
+use super::{AddressRange, NamespaceFacts, Settings};
+use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
+
+/// Traffic that bypasses the sidecar.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exclusions {
+    /// Destination ports that bypass the sidecar.
+    pub outbound_ports: BTreeSet<u16>,
+    /// Ports of the application that bypass the sidecar for inbound traffic.
+    pub inbound_ports: BTreeSet<u16>,
+    /// Destination ranges that bypass the sidecar.
+    pub outbound_ranges: BTreeSet<AddressRange>,
+    /// If not empty, the only destination ranges that go through the mesh.
+    pub included_ranges: BTreeSet<AddressRange>,
+    /// Network interfaces with traffic that is not redirected.
+    pub interfaces: BTreeSet<String>,
+}
+
+/// Resource requests and limits of a container, as Kubernetes quantities.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resources {
+    /// The requests.
+    pub requests: BTreeMap<String, String>,
+    /// The limits.
+    pub limits: BTreeMap<String, String>,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        let owned = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        Self {
+            requests: owned(&[("cpu", "10m"), ("memory", "16Mi")]),
+            limits: owned(&[("memory", "128Mi")]),
+        }
+    }
+}
+
+impl Resources {
+    /// Returns the `resources` field of a container.
+    pub(super) fn to_json(&self) -> Value {
+        json!({"requests": self.requests, "limits": self.limits})
+    }
+}
+
+/// All settings of one sidecar from annotations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SidecarOptions {
+    pub(super) exclusions: Exclusions,
+    pub(super) resources: Resources,
+    pub(super) image: String,
+    /// True if annotations for Prometheus are requested.
+    pub(super) scraped: bool,
+    /// True if the sidecar answers DNS queries.
+    pub(super) dns: bool,
+    /// The `PORT/PATH` of the application's own metrics, if the sidecar exposes them as well.
+    pub(super) application_metrics: Option<String>,
+    /// The annotations that the floor of the mesh overrides, as one warning each.
+    pub(super) overruled: Vec<String>,
+    /// The protocols to which connections may be upgraded, if not only WebSocket.
+    pub(super) upgrades: Option<Upgrades>,
+}
+
+impl SidecarOptions {
+    pub(super) fn read(
+        pod: &Value,
+        namespace: Option<&NamespaceFacts>,
+        settings: &Settings,
+    ) -> Result<Self, InjectError> {
+        let written = Written { pod, namespace };
+        written.admission()?;
+        let floor = settings.floor_in(namespace);
+        let mut overruled = Vec::new();
+        let mut exclusions = settings.exclusions.clone();
+        written.exclusions(&mut exclusions)?;
+        if exclusions != settings.exclusions && floor.is_some_and(|it| it.exclusions_refused) {
+            exclusions = settings.exclusions.clone();
+            overruled.push(NO_EXCLUSIONS.to_owned());
+        }
+        let dns = written.dns()?;
+        if dns && exclusions.outbound_ports.contains(&LOOK_UPS) {
+            return Err(InjectError::LookUps);
+        }
+        let mut image = written.image()?.unwrap_or(&settings.image);
+        if floor.is_some_and(|floor| !settings.permits_image(floor, image)) {
+            let problem =
+                "is not permitted by spec.floor.sidecarImages of the MeshConfig: the sidecar has";
+            overruled.push(format!("{SIDECAR_IMAGE}: {image} {problem} {}", settings.image));
+            image = &settings.image;
+        }
+        Ok(Self {
+            exclusions,
+            resources: written.resources(settings)?,
+            image: image.to_owned(),
+            scraped: written.scraped()?,
+            dns,
+            application_metrics: written.application_metrics()?,
+            overruled,
+            upgrades: written.upgrades()?,
+        })
+    }
+}
+
+/// Returns the image that an annotation of the pod or its namespace names.
+pub(super) fn wanted_image<'a>(
+    pod: &'a Value,
+    namespace: Option<&'a NamespaceFacts>,
+) -> Result<Option<&'a str>, InjectError> {
+    Written { pod, namespace }.image()
+}
+
+/// The sources of annotations.
+struct Written<'a> {
+    pod: &'a Value,
+    namespace: Option<&'a NamespaceFacts>,
+}
+
+impl<'a> Written<'a> {
+    /// Returns all annotations of a name, in order of precedence.
+    fn all(&self, name: &str) -> Vec<(Of, String, &'a str)> {
+        debug_assert!(is_read(name), "{name} is not listed as supported");
+        let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
+        let of_pod = keys()
+            .filter_map(|key| of_pod(self.pod, "annotations", &key).map(|it| (Of::Pod, key, it)));
+        let of_namespace = keys().filter_map(|key| {
+            let text = self.namespace?.annotations.get(&key)?;
+            Some((Of::Namespace, key, text.as_str()))
+        });
+        of_pod.chain(of_namespace).collect()
+    }
+
+    fn first(&self, name: &str) -> Option<(Of, String, &'a str)> {
+        self.all(name).into_iter().next()
+    }
+
+    fn exclusions(&self, into: &mut Exclusions) -> Result<(), InjectError> {
+        self.ports("outbound-port-exclusion-list", &mut into.outbound_ports)?;
+        self.ports("inbound-port-exclusion-list", &mut into.inbound_ports)?;
+        self.ranges("outbound-ip-range-exclusion-list", &mut into.outbound_ranges)?;
+        self.ranges("outbound-ip-range-inclusion-list", &mut into.included_ranges)?;
+        self.interfaces("network-interface-exclusion-list", &mut into.interfaces)
+    }
+
+    fn ports(&self, name: &str, into: &mut BTreeSet<u16>) -> Result<(), InjectError> {
+        for (of, key, text) in self.all(name) {
+            for element in elements(text) {
+                match element.parse() {
+                    Ok(port @ 1..) => into.insert(port),
+                    _ => {
+                        let expected = "a port; use numbers from 1 to 65535, such as `25, 5432`";
+                        return Err(invalid(of, key, element, expected));
+                    }
+                };
+            }
+        }
+        Ok(())
+    }
+
+    fn ranges(&self, name: &str, into: &mut BTreeSet<AddressRange>) -> Result<(), InjectError> {
+        for (of, key, text) in self.all(name) {
+            for element in elements(text) {
+                let expected = "a range of addresses; use one such as 192.0.2.0/24";
+                let range =
+                    element.parse().map_err(|()| invalid(of, key.clone(), element, expected))?;
+                into.insert(range);
+            }
+        }
+        Ok(())
+    }
+
+    fn interfaces(&self, name: &str, into: &mut BTreeSet<String>) -> Result<(), InjectError> {
+        for (of, key, text) in self.all(name) {
+            for element in elements(text) {
+                if !is_interface(element) {
+                    let expected = "the name of a network interface; use one such as eth1";
+                    return Err(invalid(of, key, element, expected));
+                }
+                into.insert(element.to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads resources from annotations in FSM's form, such as `sidecar-resource-limits-memory`.
+    fn resources(&self, settings: &Settings) -> Result<Resources, InjectError> {
+        let mut resources = settings.resources.clone();
+        let mut wished = [BTreeMap::new(), BTreeMap::new()];
+        for (which, kind) in ["requests", "limits"].into_iter().enumerate() {
+            for (resource, words) in RESOURCES {
+                let name = |word| format!("sidecar-resource-{kind}-{word}");
+                let found = words.iter().filter_map(|word| self.first(&name(word)));
+                let Some((of, key, text)) = found.min_by_key(|(of, ..)| *of) else { continue };
+                if !is_quantity(text) {
+                    return Err(invalid(of, key, text, "a quantity; use one such as 100m or 64Mi"));
+                }
+                wished[which].insert((*resource).to_owned(), text.to_owned());
+            }
+        }
+        let [requests, limits] = wished;
+        resources.requests.extend(requests.clone());
+        resources.limits.extend(limits.clone());
+        // The API server rejects a request above its limit. If only one of the two is annotated, it replaces
+        // the other.
+        let both: Vec<String> = resources
+            .requests
+            .keys()
+            .filter(|key| resources.limits.contains_key(*key))
+            .cloned()
+            .collect();
+        for key in both {
+            let (request, limit) = (resources.requests.get(&key), resources.limits.get(&key));
+            if request.and_then(|it| amount(it)) <= limit.and_then(|it| amount(it)) {
+                continue;
+            }
+            if !limits.contains_key(&key) {
+                resources.limits.remove(&key);
+            } else if !requests.contains_key(&key) {
+                resources.requests.remove(&key);
+            }
+        }
+        Ok(resources)
+    }
+
+    /// Returns an annotation that is supported only with our own prefix, by its full key.
+    fn own(&self, key: &str) -> Option<(Of, &'a str)> {
+        let of_namespace = || Some((Of::Namespace, self.namespace?.annotations.get(key)?.as_str()));
+        let of_pod = of_pod(self.pod, "annotations", key).map(|text| (Of::Pod, text));
+        of_pod.or_else(of_namespace)
+    }
+
+    /// Returns the image. Annotations of other meshes are ignored because they name other programs.
+    fn image(&self) -> Result<Option<&'a str>, InjectError> {
+        let Some((of, image)) = self.own(SIDECAR_IMAGE) else { return Ok(None) };
+        let is_odd = |c: char| c.is_whitespace() || c.is_control();
+        if image.is_empty() || image.contains(is_odd) {
+            let expected = "the name of an image; use one such as `leno:0.1`";
+            return Err(invalid(of, SIDECAR_IMAGE.to_owned(), image, expected));
+        }
+        Ok(Some(image))
+    }
+
+    /// Validates the annotations that are read at run time. Invalid values of the namespace do not block pods:
+    /// the previous values stay in force, and an event reports the error.
+    fn admission(&self) -> Result<(), InjectError> {
+        for RuntimeAnnotation { key, is_right, expected } in RUNTIME_ANNOTATIONS {
+            match of_pod(self.pod, "annotations", key) {
+                Some(text) if !is_right(text) => {
+                    return Err(invalid(Of::Pod, (*key).to_owned(), text, expected));
+                }
+                Some(_) | None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if the sidecar answers DNS queries. Other meshes have no such annotation.
+    fn dns(&self) -> Result<bool, InjectError> {
+        match self.own(DNS) {
+            None | Some((_, "cluster")) => Ok(false),
+            Some((_, "proxy")) => Ok(true),
+            Some((of, text)) => {
+                let expected = "a DNS mode; use `proxy` or `cluster`";
+                Err(invalid(of, DNS.to_owned(), text, expected))
+            }
+        }
+    }
+
+    fn upgrades(&self) -> Result<Option<Upgrades>, InjectError> {
+        let Some((of, text)) = self.own(UPGRADES) else { return Ok(None) };
+        let expected = "a list of protocols; use one such as `websocket,tcp`, or `any`";
+        let upgrades = text.parse();
+        upgrades.map(Some).map_err(|_| invalid(of, UPGRADES.to_owned(), text, expected))
+    }
+
+    /// Returns the pod's own Prometheus endpoint, if the sidecar exposes metrics. Endpoints that the sidecar
+    /// cannot scrape are left to Prometheus. So is a copied annotation that already refers to a sidecar.
+    fn application_metrics(&self) -> Result<Option<String>, InjectError> {
+        let reported = |key: &str| of_pod(self.pod, "annotations", key);
+        if !self.scraped()? || reported("prometheus.io/scrape") != Some("true") {
+            return Ok(None);
+        }
+        let port = reported("prometheus.io/port").and_then(|port| port.parse::<u16>().ok());
+        let path = reported("prometheus.io/path").unwrap_or("/metrics").trim_start_matches('/');
+        let is_plain = reported("prometheus.io/scheme").is_none_or(|scheme| scheme == "http");
+        let visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}$".contains(&byte);
+        let fits = is_plain && path.len() < 1024 && path.bytes().all(visible);
+        let port = port.filter(|port| fits && *port != 0 && *port != HEALTH_PORT);
+        Ok(port.map(|port| format!("{port}/{path}")))
+    }
+
+    fn scraped(&self) -> Result<bool, InjectError> {
+        match self.first("metrics") {
+            Some((of, key, text)) => switch(of, &key, text),
+            None => Ok(false),
+        }
+    }
+}
+
+fn invalid(of: Of, key: String, value: &str, expected: &'static str) -> InjectError {
+    InjectError::Annotation { of, key, value: value.to_owned(), expected }
+}
+
+/// Returns true if the kernel accepts a text as the name of a network interface.
+#[must_use]
+pub fn is_interface(text: &str) -> bool {
+    let is_odd =
+        |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '"' | ',');
+    !text.is_empty()
+        && text.len() < INTERFACE_BYTES
+        && !text.contains(is_odd)
+        && !matches!(text, "." | "..")
+}
+
+fn is_quantity(text: &str) -> bool {
+    amount(text).is_some()
+}
+
+/// Parses a Kubernetes quantity: a number with an optional unit.
+fn amount(text: &str) -> Option<f64> {
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.get(number.len()..)?;
+    let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
+    let number: f64 = number.parse().ok()?;
+    (number.is_finite() && number >= 0.0).then_some(number * factor)
+}
+
+/// The warning for exclusions that the floor rejects.
+const NO_EXCLUSIONS: &str = "annotations exclude ports, addresses or interfaces from the mesh, and \
+                             spec.floor.exclusions of the MeshConfig does not permit that: nothing \
+                             is excluded";
+/// The size of the kernel's buffer for an interface name, with a terminating byte (`IFNAMSIZ`).
+pub const INTERFACE_BYTES: usize = 16;
+/// The annotation that selects the DNS resolver.
+const DNS: &str = "leno.dev/dns";
+/// The DNS port (RFC 1035 §4.2).
+const LOOK_UPS: u16 = 53;
+
+const UNITS: &[(&str, f64)] = &[
+    ("", 1.0),
+    ("m", 1e-3),
+    ("k", 1e3),
+    ("M", 1e6),
+    ("G", 1e9),
+    ("T", 1e12),
+    ("Ki", 1024.0),
+    ("Mi", 1024.0 * 1024.0),
+    ("Gi", 1024.0 * 1024.0 * 1024.0),
+    ("Ti", 1024.0 * 1024.0 * 1024.0 * 1024.0),
+];
+
+/// The resources of a container, and the suffixes of their annotations in order of precedence. FSM's `storage`
+/// is not a resource of containers.
+const RESOURCES: &[(&str, &[&str])] = &[
+    ("cpu", &["cpu"]),
+    ("memory", &["memory"]),
+    ("ephemeral-storage", &["ephemeral-storage", "storage"]),
+];

@@ -1,0 +1,212 @@
+//! Watch events of one kind.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service as ServedService};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt as _;
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
+use leno_model::{Service, Workload};
+use leno_registry::{Rejected, ServedKind, Warning};
+
+use super::record::Record;
+use crate::gateway::{self, EDGE_KINDS, Fact};
+use crate::read::{
+    AdmissionReading, Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness,
+    ServiceReading, ZONE, addresses, custom, endpoint_addresses, endpoints, member, namespace,
+    nearness, service, service_addresses, spoilt_grant,
+};
+
+/// A watch event of one kind.
+pub(crate) enum WatchEvent {
+    /// A list begins: all objects follow, then [`WatchEvent::Complete`].
+    Begin,
+    /// An object was added or changed.
+    Seen(Box<Seen>),
+    /// An object was deleted.
+    Gone(Id),
+    /// The list is complete: objects not seen since [`WatchEvent::Begin`] are deleted.
+    Complete,
+    /// All existing Secrets of this set have been seen.
+    Covered(Arc<BTreeSet<Id>>),
+    /// The server lacks the kind.
+    Absent,
+    /// The server forbids reading it, with this message.
+    Forbidden(String),
+    /// The server is currently unavailable.
+    Failing(String),
+}
+
+/// The identity of an object within its kind.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Id {
+    /// Empty for cluster-scoped kinds.
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// A converted object.
+pub(crate) struct Seen {
+    pub(crate) id: Id,
+    /// The object for the mesh; `None` if it does not concern the mesh.
+    pub(crate) item: Option<Item>,
+    /// The object for gateways, if it concerns them.
+    pub(crate) fact: Option<Fact>,
+    /// The data for its status, if the kind has one that is written.
+    pub(crate) record: Option<Record>,
+}
+
+/// An object for the mesh.
+pub(crate) enum Item {
+    Pod(Result<Member, Box<Rejected>>),
+    Service(Result<Offered, Rejected>),
+    /// A service without a selector.
+    Listed(Service),
+    /// The endpoints of an EndpointSlice.
+    Endpoints(Vec<Workload>),
+    Namespace(NamespaceReading),
+    Custom(Custom),
+    /// The settings of another mesh.
+    Foreign(Foreign),
+    /// Addresses of the API server.
+    ApiServer(BTreeSet<SocketAddr>),
+    /// A node with its zone.
+    Node(Option<String>),
+}
+
+/// A service that clients in the mesh may call.
+pub(crate) struct Offered {
+    pub(crate) service: Service,
+    pub(crate) warnings: Vec<Warning>,
+    /// Its zone preference, if any.
+    pub(crate) nearness: Option<Nearness>,
+}
+
+impl Id {
+    pub(crate) fn of(object: &impl kube::ResourceExt) -> Self {
+        Self { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+    }
+}
+
+impl Seen {
+    pub(crate) fn pod(pod: Pod) -> Self {
+        let item = member(&pod).transpose().map(Item::Pod);
+        let fact = Some(addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
+        let is_odd = match &item {
+            Some(Item::Pod(Ok(member))) => {
+                member.admission != AdmissionReading::NONE
+                    || !member.warnings.is_empty()
+                    || member.choices.says_something()
+            }
+            Some(Item::Pod(Err(_))) => true,
+            _ => false,
+        };
+        let record = is_odd.then(|| Record::remarked(&pod));
+        Self { id: Id::of(&pod), item, fact, record }
+    }
+
+    pub(crate) fn service(served: ServedService) -> Self {
+        let item = match service(&served) {
+            ServiceReading::Ours(service, mut warnings) => {
+                let (nearness, warning) = nearness(&served);
+                warnings.extend(warning);
+                Some(Item::Service(Ok(Offered { service, warnings, nearness })))
+            }
+            ServiceReading::Listed(service, _) => Some(Item::Listed(service)),
+            ServiceReading::Refused(refused) => Some(Item::Service(Err(refused))),
+            ServiceReading::Foreign(why) => {
+                let (namespace, name) = (served.namespace(), served.name_any());
+                tracing::debug!(namespace, name, why, "Service is not part of the mesh");
+                None
+            }
+        };
+        let is_odd = match &item {
+            Some(Item::Service(Ok(offered))) => !offered.warnings.is_empty(),
+            Some(Item::Service(Err(_))) => true,
+            _ => false,
+        };
+        let record = is_odd.then(|| Record::remarked(&served));
+        Self { id: Id::of(&served), item, fact: None, record }
+    }
+
+    /// Converts a node; only its zone is kept.
+    pub(crate) fn node(node: PartialObjectMeta<Node>) -> Self {
+        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE).cloned());
+        let item = Some(Item::Node(zone));
+        Self { id: Id::of(&node), item, fact: None, record: None }
+    }
+
+    /// Converts the Service of the API server.
+    pub(crate) fn api_server_service(service: ServedService) -> Self {
+        let item = Some(Item::ApiServer(service_addresses(&service)));
+        Self { id: Id::of(&service), item, fact: None, record: None }
+    }
+
+    /// Converts the endpoints of the API server.
+    pub(crate) fn api_server_endpoints(slice: EndpointSlice) -> Self {
+        let item = Some(Item::ApiServer(endpoint_addresses(&slice)));
+        Self { id: Id::of(&slice), item, fact: None, record: None }
+    }
+
+    pub(crate) fn slice(slice: EndpointSlice) -> Self {
+        let item = Some(Item::Endpoints(endpoints(&slice)));
+        Self { id: Id::of(&slice), item, fact: None, record: None }
+    }
+
+    /// Converts a Secret if a gateway refers to it; other Secrets are ignored.
+    pub(crate) fn secret(secret: Secret, wanted: &BTreeSet<Id>) -> Self {
+        let id = Id::of(&secret);
+        let fact = wanted.contains(&id).then(|| gateway::certificate(&secret));
+        Self { id, item: None, fact, record: None }
+    }
+
+    pub(crate) fn deployment(deployment: Deployment) -> Self {
+        let fact = Some(gateway::deployment(&deployment));
+        Self { id: Id::of(&deployment), item: None, fact, record: None }
+    }
+
+    /// Converts the Service of a gateway.
+    pub(crate) fn gateway_service(service: ServedService) -> Self {
+        let fact = Some(gateway::served(&service));
+        Self { id: Id::of(&service), item: None, fact, record: None }
+    }
+
+    pub(crate) fn namespace(object: Namespace) -> Self {
+        let reading = namespace(&object);
+        let is_odd = reading.admission != AdmissionReading::NONE
+            || !reading.warnings.is_empty()
+            || reading.choices.says_something();
+        let record = is_odd.then(|| Record::remarked(&object));
+        let says_something = is_odd || reading.choices.has_injection;
+        let item = says_something.then_some(Item::Namespace(reading));
+        let fact = Some(Fact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
+        Self { id: Id::of(&object), item, fact, record }
+    }
+
+    pub(crate) fn custom(
+        kind: ServedKind,
+        resource: &Arc<ApiResource>,
+        object: DynamicObject,
+    ) -> Self {
+        let (id, record) = (Id::of(&object), Record::of(kind, resource, &object));
+        let spoilt = spoilt_grant(kind, &object).map(Item::Custom);
+        let fact = gateway::fact(kind, &resource.api_version, &object);
+        let fact = fact.filter(|_| spoilt.is_none());
+        let item = if spoilt.is_some() {
+            spoilt
+        } else if EDGE_KINDS.contains(&kind) {
+            None
+        } else if FOREIGN_CONFIGS.contains(&kind) {
+            Foreign::read(&object).map(Item::Foreign)
+        } else {
+            custom(kind, &resource.api_version, object).map(Item::Custom)
+        };
+        // No record for objects that do not concern the mesh and have no status of ours.
+        let matters = item.is_some() || fact.is_some();
+        let record = record.filter(|record| matters || record.is_ours());
+        Self { id, item, fact, record }
+    }
+}

@@ -1,0 +1,575 @@
+//! Store of all objects, with the changes that have not been published yet. Pure: no server, no clock.
+
+mod boundary;
+mod conflicts;
+mod dangling;
+mod edge;
+mod effect;
+mod elected;
+mod enforcement;
+mod external_principals;
+mod floor;
+mod idle;
+mod joined;
+mod judge;
+mod listed;
+mod mesh_config;
+mod places;
+mod routed;
+mod services;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use leno_model::{
+    Admission, Change, Name, Object, ObjectKey, Service, ServiceName, Workload, WorkloadName,
+};
+use leno_registry::{Place, Rejected, Update, Warning};
+
+use self::edge::Edge;
+use self::elected::Elected;
+use self::external_principals::ExternalPrincipals;
+use self::floor::Floors;
+use self::listed::Listed;
+use self::mesh_config::Settings;
+use self::places::Places;
+use self::routed::Routed;
+use self::services::Services;
+use super::event::{Id, Item, Offered, Seen, WatchEvent};
+use super::kinds::Watched;
+use super::progress::Progress;
+use super::record::Record;
+use crate::read::{Custom, Member, NamespaceReading, selects, with_target_ports};
+
+/// The store of all objects, with the changes that have not been published yet.
+pub(crate) struct ObjectStore {
+    kinds: Vec<Standing>,
+    /// The list of its kind in which each object was last seen.
+    seen: BTreeMap<Origin, u64>,
+    workloads: BTreeMap<WorkloadName, Workload>,
+    services: Services,
+    listed: Listed,
+    /// Gateways, if the kinds that they need are watched.
+    edge: Option<Edge>,
+    namespaces: BTreeMap<Name, Admission>,
+    /// The namespaces that were read at least once; those without annotations are not in `namespaces`.
+    read_namespaces: BTreeSet<Name>,
+    settings: Settings,
+    floors: Floors,
+    external_principals: ExternalPrincipals,
+    places: Places,
+    customs: Elected,
+    routed: Routed,
+    /// The services that routes name, also where each names one only.
+    attached: Routed,
+    /// Those of them with pods of which none has a sidecar.
+    outside: BTreeSet<ServiceName>,
+    /// The services with pods that are sources of an ingress policy.
+    let_in: BTreeSet<ServiceName>,
+    /// The services that have had pods with a sidecar.
+    joined: BTreeSet<ServiceName>,
+    diagnostics: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
+    /// Statuses that the API server rejects.
+    unwritten: Arc<Vec<Warning>>,
+    /// The data of custom resources for their statuses.
+    records: BTreeMap<Origin, Record>,
+    /// True if statuses may have changed.
+    unjudged: bool,
+    /// The objects that may differ from the published ones.
+    dirty: BTreeSet<ObjectKey>,
+    reported: BTreeMap<ObjectKey, Object>,
+    /// The published rejections and warnings; `None` before the first update.
+    last: Option<(Vec<Rejected>, Vec<Warning>)>,
+}
+
+/// An object, with the index of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Origin {
+    pub(crate) kind: usize,
+    pub(crate) id: Id,
+}
+
+/// The state of a kind.
+struct Standing {
+    watched: Watched,
+    /// True if it has been listed once, or cannot be.
+    settled: bool,
+    /// The number of the current list.
+    listing: u64,
+    /// The error of the server if it forbids reading the kind.
+    forbidden: Option<String>,
+}
+
+impl ObjectStore {
+    pub(crate) fn new(kinds: Vec<Watched>) -> Self {
+        let edge = kinds.contains(&Watched::GatewayServices).then(Edge::default);
+        let standing = |watched| Standing { watched, settled: false, listing: 0, forbidden: None };
+        Self {
+            kinds: kinds.into_iter().map(standing).collect(),
+            seen: BTreeMap::new(),
+            workloads: BTreeMap::new(),
+            services: Services::default(),
+            listed: Listed::default(),
+            edge,
+            namespaces: BTreeMap::new(),
+            read_namespaces: BTreeSet::new(),
+            settings: Settings::default(),
+            floors: Floors::default(),
+            external_principals: ExternalPrincipals::default(),
+            places: Places::default(),
+            customs: Elected::default(),
+            routed: Routed::default(),
+            attached: Routed::default(),
+            outside: BTreeSet::new(),
+            let_in: BTreeSet::new(),
+            joined: BTreeSet::new(),
+            diagnostics: BTreeMap::new(),
+            unwritten: Arc::default(),
+            records: BTreeMap::new(),
+            unjudged: false,
+            dirty: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            last: None,
+        }
+    }
+
+    /// Returns the name of the kind with this index.
+    pub(crate) fn word(&self, kind: usize) -> &'static str {
+        self.kinds.get(kind).map_or("", |standing| standing.watched.word())
+    }
+
+    /// Returns the kinds that have not been listed yet.
+    pub(crate) fn progress(&self) -> Progress {
+        let waiting = self.kinds.iter().filter(|standing| !standing.settled);
+        let (forbidden, waiting): (Vec<_>, Vec<_>) =
+            waiting.partition(|standing| standing.forbidden.is_some());
+        // The first update waits for Secrets, so that it does not publish gateways without certificates.
+        let first = self.last.is_none() && self.waits_for_secrets();
+        Progress {
+            waiting: words(&waiting).chain(first.then_some("Secret")).collect(),
+            forbidden: words(&forbidden).collect(),
+        }
+    }
+
+    /// Updates the statuses that cannot be written.
+    pub(crate) fn take_unwritten(&mut self, unwritten: Arc<Vec<Warning>>) {
+        self.unwritten = unwritten;
+    }
+
+    /// Applies a watch event of a kind.
+    pub(crate) fn take(&mut self, kind: usize, event: WatchEvent) {
+        let Some(standing) = self.kinds.get_mut(kind) else { return };
+        match event {
+            WatchEvent::Begin => {
+                standing.listing += 1;
+                standing.forbidden = None;
+            }
+            WatchEvent::Seen(seen) => {
+                let listing = standing.listing;
+                self.see(kind, listing, *seen);
+            }
+            WatchEvent::Gone(id) => self.forget(&Origin { kind, id }),
+            WatchEvent::Covered(ids) => {
+                standing.settled = true;
+                if ids.is_empty() {
+                    self.sweep(kind, |_| true);
+                }
+                self.edge.iter_mut().for_each(|edge| edge.cover(Arc::clone(&ids)));
+            }
+            WatchEvent::Complete => {
+                standing.settled = true;
+                let listing = standing.listing;
+                self.sweep(kind, |seen| seen < listing);
+            }
+            WatchEvent::Absent => {
+                standing.settled = true;
+                standing.forbidden = None;
+                self.sweep(kind, |_| true);
+            }
+            WatchEvent::Forbidden(why) => {
+                // Unknown objects are not the same as no objects.
+                standing.settled |= !standing.watched.decides_access();
+                standing.forbidden = Some(why);
+                if standing.watched == Watched::Secrets {
+                    self.edge.iter_mut().for_each(Edge::cover_nothing);
+                }
+            }
+            WatchEvent::Failing(_) => {
+                if standing.watched == Watched::Secrets {
+                    self.edge.iter_mut().for_each(Edge::fail);
+                }
+            }
+        }
+    }
+
+    /// Returns the changes to publish; `None` before every kind has been listed.
+    pub(crate) fn flush(&mut self) -> Option<Update> {
+        if !self.is_settled() || (self.last.is_none() && self.waits_for_secrets()) {
+            return None;
+        }
+        let (mut removals, mut upserts) = (Vec::new(), Vec::new());
+        for key in std::mem::take(&mut self.dirty) {
+            match self.current(&key) {
+                Some(object) if self.reported.get(&key) != Some(&object) => {
+                    self.reported.insert(key, object.clone());
+                    upserts.push(Change::Upsert(object));
+                }
+                None if self.reported.remove(&key).is_some() => removals.push(Change::Remove(key)),
+                Some(_) | None => {}
+            }
+        }
+        removals.append(&mut upserts);
+        let (rejected, warnings) = self.all_diagnostics();
+        let last = Some((rejected.clone(), warnings.clone()));
+        if removals.is_empty() && self.last == last {
+            return None;
+        }
+        self.last = last;
+        let objects = self.reported.len();
+        Some(Update {
+            changes: removals,
+            rejected,
+            warnings,
+            objects,
+            locations: Vec::new(),
+            noticed: None,
+        })
+    }
+
+    /// Returns true if the first update was published.
+    fn has_reported(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// Returns true if every kind has been listed.
+    fn is_settled(&self) -> bool {
+        self.kinds.iter().all(|standing| standing.settled)
+    }
+
+    /// Returns true while gateways refer to Secrets that have not been listed.
+    fn waits_for_secrets(&self) -> bool {
+        self.edge.as_ref().is_some_and(Edge::holds_back)
+    }
+
+    fn see(&mut self, kind: usize, listing: u64, seen: Seen) {
+        let origin = Origin { kind, id: seen.id };
+        let item = seen.item;
+        if item.is_none() {
+            self.forget_item(&origin);
+            self.see_silent_namespace(&origin, listing);
+        }
+        self.see_fact(&origin, listing, seen.fact);
+        match seen.record {
+            Some(record) => {
+                self.unjudged = true;
+                self.records.insert(origin.clone(), record);
+                self.seen.insert(origin.clone(), listing);
+            }
+            // The object has no status any more.
+            None => self.unjudged |= self.records.remove(&origin).is_some(),
+        }
+        let Some(item) = item else { return };
+        self.diagnostics.remove(&origin);
+        match item {
+            Item::Pod(pod) => self.see_pod(&origin, pod),
+            Item::Service(service) => self.see_service(&origin, service),
+            Item::Listed(service) => self.see_listed(service),
+            Item::Endpoints(workloads) => self.see_endpoints(&origin, workloads),
+            Item::Namespace(reading) => self.see_namespace(&origin, reading),
+            Item::Custom(custom) => self.see_custom(&origin, custom),
+            Item::Foreign(foreign) => self.see_foreign(&origin, foreign),
+            Item::ApiServer(addresses) => self.see_api_server(&origin, addresses),
+            Item::Node(zone) => self.see_node(&origin.id.name, zone),
+        }
+        self.seen.insert(origin, listing);
+    }
+
+    fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
+        let Member { mut workload, admission, node, warnings, choices } = match pod {
+            Ok(member) => member,
+            Err(refused) => return self.diagnostic(origin, vec![*refused], Vec::new()),
+        };
+        self.diagnostic(origin, Vec::new(), warnings);
+        let known = self.workloads.get(&workload.name);
+        // A pod that replaces one of the same name has no previous state.
+        let is_same = |known: &&Workload| known.sidecar && known.uid == workload.uid;
+        let before = known.filter(is_same).map(|known| known.admission);
+        let (admission, rejected) = admission.or(before);
+        workload.admission = admission;
+        self.diagnostic(origin, rejected, Vec::new());
+        self.see_choices_of_pod(&workload.name, choices);
+        self.see_place(&workload.name, node);
+        self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
+        self.listed.see_pod(self.workloads.get(&workload.name), Some(&workload));
+        workload.labels.extend(self.listed.labels_of(&workload));
+        let before = self.workloads.insert(workload.name.clone(), workload.clone());
+        self.see_joining(&workload);
+        self.see_joining_namespace(&workload);
+        self.touch_listed(before.as_ref(), Some(&workload));
+        self.touch_openings(before.as_ref(), Some(&workload));
+        self.touch_enforcement(before.as_ref(), Some(&workload));
+        self.touch_outside(before.as_ref(), Some(&workload));
+    }
+
+    fn see_service(&mut self, origin: &Origin, service: Result<Offered, Rejected>) {
+        match service {
+            Ok(Offered { service, warnings, nearness }) => {
+                self.diagnostic(origin, Vec::new(), warnings);
+                let key = service.name.clone();
+                self.see_nearness(&key, nearness);
+                let listed = self.listed.remove_service(&key);
+                let before = self.services.insert(service).or(listed);
+                self.touch_service(&key, before.as_ref());
+            }
+            Err(refused) => self.diagnostic(origin, vec![refused], Vec::new()),
+        }
+    }
+
+    /// Notes that a namespace without our annotations was read: an invalid annotation that is added later is
+    /// ignored.
+    fn see_silent_namespace(&mut self, origin: &Origin, listing: u64) {
+        let kind = self.kinds.get(origin.kind).map(|standing| standing.watched);
+        if kind == Some(Watched::Namespaces)
+            && let Ok(name) = Name::new(&origin.id.name)
+        {
+            self.read_namespaces.insert(name);
+            self.seen.insert(origin.clone(), listing);
+        }
+    }
+
+    fn see_namespace(&mut self, origin: &Origin, reading: NamespaceReading) {
+        let Ok(name) = Name::new(&origin.id.name) else { return };
+        let NamespaceReading { admission, warnings, choices } = reading;
+        self.diagnostic(origin, Vec::new(), warnings);
+        self.see_choices_of_namespace(&name, Some(choices));
+        self.unjudged = true;
+        self.dirty.insert(ObjectKey::MeshConfig);
+        let is_first = self.read_namespaces.insert(name.clone());
+        let before = (!is_first).then(|| self.namespaces.get(&name).copied().unwrap_or_default());
+        let (admission, rejected) = admission.or(before);
+        self.diagnostic(origin, rejected, Vec::new());
+        match admission == Admission::default() {
+            true => self.namespaces.remove(&name),
+            false => self.namespaces.insert(name, admission),
+        };
+    }
+
+    fn see_custom(&mut self, origin: &Origin, custom: Custom) {
+        match custom.outcome {
+            Ok((mut object, warnings)) => {
+                if let Some(refused) = self.out_of_place(&object) {
+                    return self.diagnostic(origin, vec![refused], Vec::new());
+                }
+                object.set_created(custom.created);
+                self.diagnostic(origin, Vec::new(), warnings);
+                self.see_preferences(origin, Some(&object));
+                self.see_routed(origin, Some(&object));
+                let touched = self.customs.put(origin, object, custom.created);
+                self.mention(origin, custom.mentioned);
+                self.touch_customs(touched);
+            }
+            // The last valid version stays in use.
+            Err(refused) => self.diagnostic(origin, refused, Vec::new()),
+        }
+    }
+
+    fn diagnostic(&mut self, origin: &Origin, rejected: Vec<Rejected>, warnings: Vec<Warning>) {
+        if !rejected.is_empty() || !warnings.is_empty() {
+            let diagnostics = self.diagnostics.entry(origin.clone()).or_default();
+            diagnostics.0.extend(rejected);
+            diagnostics.1.extend(warnings);
+        }
+    }
+
+    /// Removes objects that are not in a complete list.
+    fn sweep(&mut self, kind: usize, gone: impl Fn(u64) -> bool) {
+        let first = Origin { kind, id: Id { namespace: String::new(), name: String::new() } };
+        let of_kind = self.seen.range(first..).take_while(|(origin, _)| origin.kind == kind);
+        let swept = of_kind.filter(|(_, seen)| gone(**seen)).map(|(origin, _)| origin.clone());
+        for origin in swept.collect::<Vec<_>>() {
+            self.forget(&origin);
+        }
+    }
+
+    fn forget(&mut self, origin: &Origin) {
+        self.forget_fact(origin);
+        self.forget_item(origin);
+    }
+
+    /// Removes an object, except its facts for gateways.
+    fn forget_item(&mut self, origin: &Origin) {
+        if self.seen.remove(origin).is_none() {
+            return;
+        }
+        self.diagnostics.remove(origin);
+        self.unjudged |= self.records.remove(origin).is_some();
+        let Some(standing) = self.kinds.get(origin.kind) else { return };
+        let Id { namespace, name } = &origin.id;
+        match standing.watched {
+            Watched::Pods => {
+                if let Ok(name) = WorkloadName::new(namespace, name) {
+                    let before = self.workloads.remove(&name);
+                    self.listed.see_pod(before.as_ref(), None);
+                    self.touch_listed(before.as_ref(), None);
+                    self.forget_pod_choices(&name);
+                    self.see_place(&name, None);
+                    self.touch_openings(before.as_ref(), None);
+                    self.touch_enforcement(before.as_ref(), None);
+                    self.touch_outside(before.as_ref(), None);
+                    self.dirty.insert(ObjectKey::Workload(name));
+                }
+            }
+            Watched::Services => {
+                if let Ok(name) = ServiceName::new(namespace, name) {
+                    let listed = self.listed.remove_service(&name);
+                    let before = self.services.remove(&name).or(listed);
+                    self.see_nearness(&name, None);
+                    self.touch_service(&name, before.as_ref());
+                }
+            }
+            Watched::Nodes => self.see_node(name, None),
+            Watched::Namespaces => {
+                if let Ok(name) = Name::new(name) {
+                    self.see_choices_of_namespace(&name, None);
+                    self.namespaces.remove(&name);
+                    self.read_namespaces.remove(&name);
+                    self.dirty.insert(ObjectKey::MeshConfig);
+                }
+            }
+            Watched::ApiServerService | Watched::ApiServerEndpoints => {
+                self.see_api_server(origin, BTreeSet::new());
+            }
+            Watched::Slices => self.see_endpoints(origin, Vec::new()),
+            Watched::Secrets | Watched::Deployments | Watched::GatewayServices => {}
+            Watched::Custom(_) => {
+                let touched = self.customs.remove(origin);
+                self.see_preferences(origin, None);
+                self.see_routed(origin, None);
+                self.forget_settings(origin);
+                self.touch_customs(touched);
+            }
+        }
+    }
+
+    /// Marks a changed service, and the workloads in its namespace because their ports may have changed.
+    fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
+        self.dirty.insert(ObjectKey::Service(name.clone()));
+        self.unjudged = true;
+        self.note_outside(name);
+        self.edge.iter_mut().for_each(Edge::touch);
+        let now = self.known_service(name).cloned();
+        let now = now.as_ref();
+        let same = before.zip(now).is_some_and(|(before, now)| {
+            before.selector == now.selector
+                && before.ports == now.ports
+                && before.addresses.is_empty() == now.addresses.is_empty()
+        });
+        if !same {
+            self.see_joining_service(name);
+            self.touch_selected(name, &[before, now]);
+        }
+    }
+
+    /// Marks the workloads that any of these versions of a service selects.
+    fn touch_selected(&mut self, name: &ServiceName, versions: &[Option<&Service>]) {
+        let selected = |workload: &Workload| {
+            versions.iter().flatten().any(|it| selects(&it.selector, &workload.labels))
+        };
+        let first = WorkloadName { namespace: name.namespace.clone(), name: smallest() };
+        let is_near =
+            |(workload, _): &(&WorkloadName, &Workload)| workload.namespace == name.namespace;
+        // The range of a namespace ends at the next one.
+        let own = self.workloads.range(first.clone()..).take_while(is_near);
+        let listed = self.listed.workloads_from(first).take_while(is_near);
+        let touched = own
+            .chain(listed)
+            .filter(|(_, workload)| selected(workload))
+            .map(|(workload, _)| ObjectKey::Workload(workload.clone()));
+        self.dirty.extend(touched);
+    }
+
+    /// Returns the current version of an object.
+    fn current(&self, key: &ObjectKey) -> Option<Object> {
+        match key {
+            ObjectKey::Workload(name) => {
+                let is_own = |it: &&Workload| !self.is_borrowed(it) && !self.is_of_member(it);
+                let listed = || self.listed.workload(name).filter(is_own);
+                let workload = self.workloads.get(name).or_else(listed)?;
+                if workload.sidecar && self.has_forbidden_image(name) {
+                    return None;
+                }
+                // An unmeshed workload is included if gateways or routes of the mesh lead to it, if it is behind a
+                // headless service or a service that has had pods with a sidecar, or if it is the source of an
+                // ingress policy.
+                if !workload.sidecar
+                    && !self.is_led_to(workload)
+                    && !self.has_joined(workload)
+                    && !self.is_let_in(workload)
+                {
+                    return None;
+                }
+                let listed = self.offered_near(workload);
+                let services = self.services.near(workload).chain(&listed);
+                let workload = self.marked(with_target_ports(workload, services));
+                Some(Object::Workload(self.placed(workload)))
+            }
+            ObjectKey::Service(name) => {
+                let own = self.services.get(name).cloned();
+                own.or_else(|| self.offered(name)).map(Object::Service)
+            }
+            ObjectKey::Gateway(name) => {
+                let gateway = self.edge.as_ref().and_then(|edge| edge.gateway(name));
+                gateway.cloned().map(Object::Gateway)
+            }
+            ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
+            ObjectKey::TagRoute(name) => {
+                self.customs.get(key).cloned().or_else(|| self.preference(name))
+            }
+            other => self.customs.get(other).cloned(),
+        }
+    }
+
+    fn all_diagnostics(&self) -> (Vec<Rejected>, Vec<Warning>) {
+        let (mut rejected, mut warnings) = (Vec::new(), Vec::new());
+        for (origin, (refusals, diagnostics)) in &self.diagnostics {
+            rejected.extend_from_slice(refusals);
+            if self.is_of_mesh(origin) {
+                warnings.extend_from_slice(diagnostics);
+            }
+        }
+        rejected.extend(self.customs.duplicates());
+        warnings.extend(self.overruled());
+        warnings.extend(self.all_overridden());
+        warnings.extend(self.all_below_floor());
+        rejected.extend(self.forbidden_images());
+        warnings.extend(self.borrowed());
+        warnings.extend_from_slice(&self.unwritten);
+        for standing in &self.kinds {
+            let Some(why) = &standing.forbidden else { continue };
+            let kind = standing.watched.word();
+            let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
+            let problem = format!("the API server denies read access ({why})");
+            let remedy = "allow the control plane's ServiceAccount to list and watch it".to_owned();
+            // Without the MeshConfig the policies in force are unknown.
+            match kind {
+                "MeshConfig" => rejected.push(Rejected { at, problem, remedy }),
+                _ => warnings.push(Warning { at, problem, remedy }),
+            }
+        }
+        rejected.sort();
+        warnings.sort();
+        (rejected, warnings)
+    }
+}
+
+fn words(kinds: &[&Standing]) -> impl Iterator<Item = &'static str> {
+    kinds.iter().map(|standing| standing.watched.word())
+}
+
+/// Returns the first name in sort order.
+fn smallest() -> Name {
+    Name::new("0").expect("a digit is a name")
+}
+
+#[cfg(test)]
+mod tests;

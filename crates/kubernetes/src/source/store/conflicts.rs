@@ -1,0 +1,361 @@
+//! Conflicts between objects: routes at a port, traffic splits, tag rules, and retries.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use leno_model::{
+    AttachedRoutes, Name, Object, ObjectKey, RetryPolicy, RouteParent, SermantRouteRule,
+    SermantRules, Service, ServiceAccount, ServiceName, TagRoute, TagRules, TagScope, TrafficSplit,
+    first_because,
+};
+
+use super::ObjectStore;
+use crate::read::{preference_name, preferring};
+
+/// The objects in force, indexed by target to find conflicts efficiently.
+#[derive(Default)]
+pub(super) struct ConflictIndex<'a> {
+    /// Gateway API routes, by the services that they are attached to.
+    routes: BTreeMap<&'a ServiceName, Vec<&'a Object>>,
+    splits: BTreeMap<&'a ServiceName, Vec<&'a TrafficSplit>>,
+    retries: BTreeMap<&'a ServiceAccount, Vec<&'a RetryPolicy>>,
+    /// Tag rules by target, regardless of the port.
+    tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
+    published: BTreeMap<TagScope, &'a SermantRouteRule>,
+    /// A cache of the tag rules in force at a port, which are needed for many objects.
+    deciding: RefCell<Deciding>,
+}
+
+/// Objects by the port of a service where they are in force.
+type Deciding = BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>;
+
+impl<'a> ConflictIndex<'a> {
+    /// Adds an object. Within each kind, objects are added in order of their names.
+    pub(super) fn put(&mut self, object: &'a Object) {
+        for parent in parents(object) {
+            let near = self.routes.entry(&parent.service).or_default();
+            // A route may be attached to several ports of a service.
+            if near.last().is_none_or(|last| !std::ptr::eq(*last, object)) {
+                near.push(object);
+            }
+        }
+        match object {
+            Object::TrafficSplit(split) => {
+                self.splits.entry(&split.root.service).or_default().push(split);
+            }
+            Object::Retry(policy) => {
+                self.retries.entry(&policy.source).or_default().push(policy);
+            }
+            Object::TagRoute(route) => {
+                self.tags.entry(traffic(&route.scope)).or_default().push(route);
+            }
+            Object::SermantRouteRule(rule) => {
+                for (scope, _) in &rule.entries {
+                    let first = self.published.entry(traffic(scope)).or_insert(rule);
+                    if rule.precedence() < first.precedence() {
+                        *first = rule;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the routes and splits that are attached to a service.
+    pub(super) fn attached(&self, service: &ServiceName) -> AttachedRoutes<'a> {
+        let mut attached = AttachedRoutes::default();
+        attached.splits.extend(self.splits.get(service).into_iter().flatten());
+        for route in self.routes.get(service).into_iter().flatten() {
+            match route {
+                Object::HttpRoute(route) | Object::GrpcRoute(route) => {
+                    attached.requests.push(route)
+                }
+                Object::GatewayTcpRoute(route) => attached.tcp.push(route),
+                Object::TlsRoute(route) => attached.tls.push(route),
+                _ => {}
+            }
+        }
+        attached
+    }
+
+    /// Returns true if a route of another service forwards requests to a port. `is_opaque` returns true if the
+    /// same port of a service carries opaque TCP.
+    pub(super) fn forwards_requests_to(
+        &self,
+        to: (&ServiceName, u16),
+        is_opaque: impl Fn(&ServiceName) -> bool,
+    ) -> bool {
+        let forwards = |route: &&Object| match route {
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to),
+            _ => false,
+        };
+        let mut splits = self.splits.values().flatten();
+        splits.any(|split| split.forwards_to(to.0) && !is_opaque(&split.root.service))
+            || self.routes.values().flatten().any(forwards)
+    }
+
+    /// Returns true if a route of another service forwards traffic to a port.
+    pub(super) fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
+        let forwards = |route: &&Object| match route {
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to),
+            Object::GatewayTcpRoute(route) => route.forwards_to(to),
+            Object::TlsRoute(route) => route.forwards_to(to),
+            _ => false,
+        };
+        self.splits.values().flatten().any(|split| split.forwards_to(to.0))
+            || self.routes.values().flatten().any(forwards)
+    }
+
+    /// Returns the routes of a namespace that are attached to a port.
+    pub(super) fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
+        let near = self.routes.get(service).into_iter().flatten().copied();
+        let is_there = |route: &&Object| {
+            let mut parents = parents(route).iter();
+            of_namespace(route) == Some(namespace) && parents.any(|it| it.has(service, port))
+        };
+        near.filter(is_there).collect()
+    }
+
+    /// Returns the object that takes precedence over a route at a port.
+    fn of_route(&self, route: &Object, service: &ServiceName, port: u16) -> Option<ObjectKey> {
+        let near = self.at(service, port, of_namespace(route)?);
+        let mut near = near.iter().copied();
+        match route {
+            Object::HttpRoute(own) | Object::GrpcRoute(own) => {
+                let goes_before = |it: &&Object| match it {
+                    Object::HttpRoute(it) | Object::GrpcRoute(it) => it.goes_before(own),
+                    _ => false,
+                };
+                near.find(goes_before).map(Object::key)
+            }
+            Object::GatewayTcpRoute(own) => {
+                let before = near.filter_map(|it| match it {
+                    Object::GatewayTcpRoute(it) => Some(it).filter(|it| it.goes_before(own)),
+                    _ => None,
+                });
+                let first = before.min_by_key(|it| (it.created, &it.rule.route))?;
+                Some(ObjectKey::GatewayTcpRoute(first.rule.route.clone()))
+            }
+            Object::TlsRoute(own) => {
+                let all = near.filter_map(|it| match it {
+                    Object::TlsRoute(it) => Some(it),
+                    _ => None,
+                });
+                own.conflict(all).map(|it| ObjectKey::TlsRoute(it.rule.route.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns true if the lanes of an object apply to a service.
+    pub(super) fn marks(&self, object: &Object, traffic: &TagScope) -> bool {
+        let Object::SermantRouteRule(own) = object else { return false };
+        let is_first = self.published.get(traffic).is_some_and(|first| first.name == own.name);
+        let has_lanes = |rules: &SermantRules| !rules.lanes.is_empty();
+        matches!(traffic, TagScope::Service(..))
+            && is_first
+            && said_of(own, traffic).is_some_and(has_lanes)
+    }
+}
+
+impl ObjectStore {
+    /// Returns the object that takes precedence over a route at all ports of one of its parents.
+    pub(super) fn conflict_of_route(
+        &self,
+        route: &Object,
+        (service, port): (&ServiceName, Option<u16>),
+        conflicts: &ConflictIndex<'_>,
+    ) -> Option<String> {
+        let ports = self.ports(service, port);
+        let all: Option<Vec<ObjectKey>> =
+            ports.map(|port| conflicts.of_route(route, service, port)).collect();
+        let first = all?.into_iter().next()?;
+        Some(format!("{first} is attached to the same port and takes precedence"))
+    }
+
+    /// Returns the object that takes precedence over a split at all ports of its root.
+    pub(super) fn conflict_of_split(
+        &self,
+        split: &TrafficSplit,
+        conflicts: &ConflictIndex<'_>,
+    ) -> Option<String> {
+        let root = &split.root.service;
+        let splits = conflicts.splits.get(root).into_iter().flatten();
+        let before = splits.filter(|it| it.goes_before(split));
+        if let Some(first) = before.min_by_key(|it| it.precedence()) {
+            let (name, why) = (&first.name, first_because(first.created, split.created));
+            let first = Object::TrafficSplit((*first).clone());
+            let problem =
+                self.dangling(&first).map(|it| format!("; it has an error of its own: {it}"));
+            let problem = problem.unwrap_or_default();
+            return Some(format!(
+                "TrafficSplit {name} is for the same service, and {why}{problem}"
+            ));
+        }
+        let ports = self.ports(root, None);
+        let attached = |port| conflicts.at(root, port, &root.namespace).first().copied();
+        let all: Option<Vec<&Object>> = ports.map(attached).collect();
+        let first = all?.into_iter().next()?;
+        let problem = self.missing_backend(first);
+        let problem = problem.map(|it| format!("; it has an error of its own: {it}"));
+        let (first, problem) = (first.key(), problem.unwrap_or_default());
+        Some(format!("{first} is attached to {root} and takes precedence{problem}"))
+    }
+
+    /// Returns the object that takes precedence over a retry policy for all of its existing services.
+    pub(super) fn conflict_of_retry(
+        &self,
+        policy: &RetryPolicy,
+        conflicts: &ConflictIndex<'_>,
+    ) -> Option<String> {
+        let of_source = || conflicts.retries.get(&policy.source).into_iter().flatten();
+        let there = policy.services.iter().filter(|it| self.services.get(it).is_some());
+        let firsts = there.map(|service| {
+            let before = of_source().filter(|it| it.goes_before(policy, service));
+            before.min_by_key(|it| it.precedence())
+        });
+        let firsts: Option<Vec<_>> = firsts.collect();
+        let first = *firsts?.first()?;
+        let (name, why) = (&first.name, first_because(first.created, policy.created));
+        Some(format!("Retry {name} applies to the same requests, and {why}"))
+    }
+
+    /// Returns the object that takes precedence over tag rules for all of their targets.
+    pub(super) fn conflict_of_tags(
+        &self,
+        object: &Object,
+        conflicts: &ConflictIndex<'_>,
+    ) -> Option<String> {
+        let own = object.key();
+        let mut first = None;
+        for scope in scopes(object) {
+            let only = match scope {
+                TagScope::Service(_, only) => *only,
+                TagScope::Namespace(_) | TagScope::Mesh => None,
+            };
+            for service in self.services_of(scope) {
+                for port in self.ports(&service.name, only) {
+                    let deciding = self.deciding((&service.name, port), conflicts);
+                    if deciding.contains(&own) || conflicts.marks(object, &traffic(scope)) {
+                        return None;
+                    }
+                    first = first.or_else(|| deciding.first().cloned());
+                }
+            }
+        }
+        let first = first?;
+        Some(match &first {
+            // A generated rule, without an object in the cluster.
+            ObjectKey::TagRoute(name) if self.customs.get(&first).is_none() => {
+                let service = preferring(name)?;
+                format!("the traffic distribution of the Service {service} takes precedence")
+            }
+            _ => format!("{first} takes precedence"),
+        })
+    }
+
+    /// Returns the objects with tag rules in force at a port.
+    pub(super) fn deciding(
+        &self,
+        at: (&ServiceName, u16),
+        conflicts: &ConflictIndex<'_>,
+    ) -> Rc<[ObjectKey]> {
+        let place = (at.0.clone(), at.1);
+        let mut known = conflicts.deciding.borrow_mut();
+        known.entry(place).or_insert_with(|| self.decide(at, conflicts)).clone()
+    }
+
+    fn decide(
+        &self,
+        (service, port): (&ServiceName, u16),
+        conflicts: &ConflictIndex<'_>,
+    ) -> Rc<[ObjectKey]> {
+        let preference = preference_name(service).and_then(|name| {
+            let is_written = self.customs.get(&ObjectKey::TagRoute(name.clone())).is_some();
+            self.preference(&name).filter(|_| !is_written)
+        });
+        let near = TagScope::Service(service.clone(), None);
+        let all = [near, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
+        let found = TagRules::nearest(all.iter().flat_map(|traffic| {
+            let written = conflicts.tags.get(traffic).into_iter().flatten().copied();
+            let written = written.filter(|route| match route.scope {
+                TagScope::Service(_, only) => only.is_none_or(|only| only == port),
+                TagScope::Namespace(_) | TagScope::Mesh => true,
+            });
+            let asked = preference.iter().filter_map(|object| match object {
+                Object::TagRoute(route) => Some(route).filter(|it| it.scope == *traffic),
+                _ => None,
+            });
+            let published = conflicts.published.get(traffic);
+            let published = published.and_then(|rule| said_of(rule, traffic));
+            let published = published.map(|said| said.rules.clone());
+            [TagRules::joined(written.chain(asked))].into_iter().chain(published)
+        }));
+        let by_request = found.rules.iter().map(|it| it.origin.object());
+        by_request.chain(found.by_caller.iter().map(|it| it.origin.object())).collect()
+    }
+
+    /// Returns the services that a scope covers.
+    pub(super) fn services_of<'a>(
+        &'a self,
+        scope: &'a TagScope,
+    ) -> Box<dyn Iterator<Item = &'a Service> + 'a> {
+        match scope {
+            TagScope::Service(service, _) => Box::new(self.services.get(service).into_iter()),
+            TagScope::Namespace(namespace) => Box::new(self.services.of_namespace(namespace)),
+            TagScope::Mesh => Box::new(self.services.all()),
+        }
+    }
+
+    /// Returns the ports of a service, or one of them.
+    pub(super) fn ports(
+        &self,
+        service: &ServiceName,
+        only: Option<u16>,
+    ) -> impl Iterator<Item = u16> {
+        let known = self.services.get(service).into_iter().flat_map(|it| &it.ports);
+        known.map(|it| it.port).filter(move |port| only.is_none_or(|only| only == *port))
+    }
+}
+
+/// Returns the targets of tag rules.
+fn scopes(object: &Object) -> Vec<&TagScope> {
+    match object {
+        Object::TagRoute(route) => vec![&route.scope],
+        Object::SermantRouteRule(rule) => rule.entries.iter().map(|(scope, _)| scope).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the same scope for every port.
+pub(super) fn traffic(scope: &TagScope) -> TagScope {
+    match scope {
+        TagScope::Service(service, _) => TagScope::Service(service.clone(), None),
+        TagScope::Namespace(_) | TagScope::Mesh => scope.clone(),
+    }
+}
+
+fn said_of<'a>(rule: &'a SermantRouteRule, wanted: &TagScope) -> Option<&'a SermantRules> {
+    let mut entries = rule.entries.iter();
+    entries.find(|(scope, _)| traffic(scope) == *wanted).map(|(_, said)| said)
+}
+
+/// Returns the parents of a Gateway API route.
+fn parents(object: &Object) -> &[RouteParent] {
+    match object {
+        Object::HttpRoute(route) | Object::GrpcRoute(route) => &route.parents,
+        Object::TlsRoute(route) => &route.parents,
+        Object::GatewayTcpRoute(route) => &route.parents,
+        _ => &[],
+    }
+}
+
+fn of_namespace(route: &Object) -> Option<&Name> {
+    match route {
+        Object::HttpRoute(route) | Object::GrpcRoute(route) => Some(&route.name.namespace),
+        Object::TlsRoute(route) => Some(&route.rule.route.namespace),
+        Object::GatewayTcpRoute(route) => Some(&route.rule.route.namespace),
+        _ => None,
+    }
+}

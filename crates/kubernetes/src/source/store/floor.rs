@@ -1,0 +1,259 @@
+//! Floor of the mesh: settings of pods and namespaces that it overrides, and mesh-wide objects in namespaces
+//! that may not have any.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_model::{
+    Admission, Floor, MeshConfig, Name, Object, ObjectKey, Overruled, TagScope, Workload,
+    WorkloadName, repository_of,
+};
+use leno_registry::{Place, Rejected, Warning};
+
+use super::{ObjectStore, Origin, Watched};
+use crate::read::Choices;
+use crate::words::{PLAINTEXT, SIDECAR_IMAGE, TRAFFIC_MODE};
+
+/// The sidecar settings of pods and namespaces that have any.
+#[derive(Default)]
+pub(super) struct Floors {
+    pods: BTreeMap<WorkloadName, Choices>,
+    namespaces: BTreeMap<Name, Choices>,
+    /// The repository of the control plane's own image, which is always permitted.
+    repository: Option<String>,
+}
+
+impl ObjectStore {
+    /// Sets the default image of sidecars.
+    pub(crate) fn take_image(&mut self, image: &str) {
+        self.floors.repository = Some(repository_of(image).to_owned());
+    }
+
+    pub(super) fn see_choices_of_pod(&mut self, name: &WorkloadName, mut choices: Choices) {
+        let own = self.floors.repository.as_deref();
+        choices.images.retain(|image| Some(repository_of(image)) != own);
+        let choices = Some(choices).filter(|it| it.says_something() || !it.images.is_empty());
+        replace(&mut self.floors.pods, name, choices);
+    }
+
+    pub(super) fn see_choices_of_namespace(&mut self, name: &Name, choices: Option<Choices>) {
+        replace(&mut self.floors.namespaces, name, choices);
+    }
+
+    pub(super) fn forget_pod_choices(&mut self, name: &WorkloadName) {
+        self.floors.pods.remove(name);
+    }
+
+    /// Returns true if the floor forbids the image of a pod's sidecar. Such a pod is not a member.
+    pub(super) fn has_forbidden_image(&self, name: &WorkloadName) -> bool {
+        let images = self.floors.pods.get(name).map(|choices| &choices.images);
+        let floor = self.floor_in(&name.namespace).map(|(_, floor)| floor);
+        floor
+            .zip(images)
+            .is_some_and(|(floor, images)| images.iter().any(|image| !floor.permits_image(image)))
+    }
+
+    /// Marks the workloads that a changed floor may affect.
+    pub(super) fn touch_floor(&mut self) {
+        self.unjudged = true;
+        let pods = self.floors.pods.keys().cloned().map(ObjectKey::Workload);
+        self.dirty.extend(pods);
+    }
+
+    /// Returns the floor for sidecar injection.
+    pub(crate) fn floor(&self) -> Floor {
+        self.own_config().map(|config| (*config.floor).clone()).unwrap_or_default()
+    }
+
+    fn floor_in(&self, namespace: &Name) -> Option<(&MeshConfig, &Floor)> {
+        let config = self.own_config().filter(|config| *config.floor != Floor::default())?;
+        Some((config, config.floor_in(namespace)?))
+    }
+
+    /// Returns warnings about the settings of a pod or namespace that the floor overrides.
+    pub(super) fn below_floor(&self, origin: &Origin) -> Vec<Warning> {
+        let watched = self.kinds.get(origin.kind).map(|standing| standing.watched);
+        match watched {
+            Some(Watched::Pods) => {
+                let name = WorkloadName::new(&origin.id.namespace, &origin.id.name);
+                name.map(|name| self.pod_below_floor(&name)).unwrap_or_default()
+            }
+            Some(Watched::Namespaces) => {
+                let name = Name::new(&origin.id.name);
+                name.map(|name| self.namespace_below_floor(&name)).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the warnings of all pods and namespaces.
+    pub(super) fn all_below_floor(&self) -> Vec<Warning> {
+        if self.floor() == Floor::default() {
+            return Vec::new();
+        }
+        let differing = |(_, workload): &(_, &Workload)| workload.admission != Admission::default();
+        let pods = self.workloads.iter().filter(differing).map(|(name, _)| name);
+        let mut pods: Vec<&WorkloadName> = pods.chain(self.floors.pods.keys()).collect();
+        pods.sort();
+        pods.dedup();
+        let mut namespaces: Vec<&Name> =
+            self.namespaces.keys().chain(self.floors.namespaces.keys()).collect();
+        namespaces.sort();
+        namespaces.dedup();
+        let of_namespaces =
+            namespaces.into_iter().flat_map(|name| self.namespace_below_floor(name));
+        let of_pods = pods.into_iter().flat_map(|name| self.pod_below_floor(name));
+        of_namespaces.chain(of_pods).collect()
+    }
+
+    /// Returns the pods with a sidecar image that the floor forbids.
+    pub(super) fn forbidden_images(&self) -> Vec<Rejected> {
+        let pods = self.floors.pods.iter().filter(|(name, _)| self.has_forbidden_image(name));
+        pods.map(|(name, choices)| Rejected {
+            at: of_pod(name, "spec.initContainers"),
+            problem: format!(
+                "the sidecar runs {}, which spec.floor.sidecarImages of the MeshConfig does not permit: \
+                 the pod is not a member of the mesh",
+                listed(&choices.images)
+            ),
+            remedy: "create the pod again with a permitted image".to_owned(),
+        })
+        .collect()
+    }
+
+    fn pod_below_floor(&self, name: &WorkloadName) -> Vec<Warning> {
+        let Some((config, floor)) = self.floor_in(&name.namespace) else { return Vec::new() };
+        let workload = self.workloads.get(name).filter(|workload| workload.sidecar);
+        let admission = workload.map(|it| it.admission).unwrap_or_default();
+        let overruled = config.overruled_in(&name.namespace, admission);
+        let at = |field: &str| of_pod(name, field);
+        let mut all = admissions(&overruled, at);
+        let Some(choices) = self.floors.pods.get(name) else { return all };
+        all.extend(self.annotations(floor, choices, at));
+        let around = self.floors.namespaces.get(&name.namespace);
+        let has_injection = around.is_some_and(|it| it.has_injection);
+        let is_out = floor.injection_required && has_injection && !choices.has_sidecar;
+        if let Some(key) = choices.opt_out.as_ref().filter(|_| is_out) {
+            all.push(Warning {
+                at: at("metadata"),
+                problem: format!(
+                    "{key} disables the sidecar, and spec.floor.injection of the MeshConfig \
+                     requires one"
+                ),
+                remedy: "remove it and create the pod again, or add the namespace to \
+                         spec.floor.exceptNamespaces"
+                    .to_owned(),
+            });
+        }
+        all
+    }
+
+    fn namespace_below_floor(&self, name: &Name) -> Vec<Warning> {
+        let Some((config, floor)) = self.floor_in(name) else { return Vec::new() };
+        let admission = self.namespaces.get(name).copied().unwrap_or_default();
+        let at = |field: &str| Place {
+            kind: Some("Namespace".to_owned()),
+            name: Some(name.to_string()),
+            field: Some(field.to_owned()),
+            ..Place::default()
+        };
+        let mut all = admissions(&config.overruled_in(name, admission), at);
+        let choices = self.floors.namespaces.get(name);
+        all.extend(choices.into_iter().flat_map(|choices| self.annotations(floor, choices, at)));
+        all
+    }
+
+    /// Returns warnings about annotations that the floor overrides.
+    fn annotations(
+        &self,
+        floor: &Floor,
+        choices: &Choices,
+        at: impl Fn(&str) -> Place,
+    ) -> Vec<Warning> {
+        let excluded = choices.exclusions.iter().filter(|_| floor.exclusions_refused);
+        let excluded = excluded.map(|key| Warning {
+            at: at(&format!("metadata.annotations[{key:?}]")),
+            problem:
+                "is below spec.floor.exclusions of the MeshConfig, and pods are created without it"
+                    .to_owned(),
+            remedy: "remove the annotation; create pods again that were created with it".to_owned(),
+        });
+        let own = self.floors.repository.as_deref();
+        let is_forbidden =
+            |it: &&String| !floor.permits_image(it) && Some(repository_of(it)) != own;
+        let image = choices.wanted_image.as_ref().filter(is_forbidden);
+        let image = image.map(|image| Warning {
+            at: at(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
+            problem: format!(
+                "{image} is not permitted by spec.floor.sidecarImages of the MeshConfig, and pods \
+                 get the image of the mesh"
+            ),
+            remedy: "remove the annotation".to_owned(),
+        });
+        excluded.chain(image).collect()
+    }
+
+    /// Returns the reason for rejection of an object that affects more than its namespace, in a namespace where
+    /// the operator does not permit it.
+    pub(super) fn out_of_place(&self, object: &Object) -> Option<Rejected> {
+        let (namespace, field, problem) = match object {
+            Object::TagRoute(route) if route.scope == TagScope::Mesh => {
+                (&route.name.namespace, "spec.scope", ABOUT_ALL)
+            }
+            Object::Egress(policy) => {
+                let own = &policy.name.namespace;
+                policy.sources.iter().find(|source| source.namespace != *own)?;
+                (own, "spec.sources", "names accounts of other namespaces")
+            }
+            _ => return None,
+        };
+        (!self.may_set_all(namespace)).then(|| Rejected {
+            at: Place::of(&object.key(), field),
+            problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
+            remedy: format!(
+                "move the object into its target namespace or into that of the control plane, or \
+                 install with `--settings-namespaces {namespace}`"
+            ),
+        })
+    }
+}
+
+fn admissions(overruled: &[Overruled], at: impl Fn(&str) -> Place) -> Vec<Warning> {
+    let warning = |it: &Overruled| {
+        let key = if it.field == "plaintext" { PLAINTEXT } else { TRAFFIC_MODE };
+        Warning {
+            at: at(&format!("metadata.annotations[{key:?}]")),
+            problem: format!(
+                "{} is below spec.floor.{} of the MeshConfig, and {} is in force",
+                it.wanted, it.field, it.in_force
+            ),
+            remedy: "remove the annotation".to_owned(),
+        }
+    };
+    overruled.iter().map(warning).collect()
+}
+
+fn of_pod(name: &WorkloadName, field: &str) -> Place {
+    Place {
+        kind: Some("Pod".to_owned()),
+        namespace: Some(name.namespace.to_string()),
+        name: Some(name.name.to_string()),
+        field: Some(field.to_owned()),
+        ..Place::default()
+    }
+}
+
+fn replace<K: Ord + Clone>(all: &mut BTreeMap<K, Choices>, key: &K, choices: Option<Choices>) {
+    match choices {
+        Some(choices) => drop(all.insert(key.clone(), choices)),
+        None => drop(all.remove(key)),
+    }
+}
+
+fn listed(images: &BTreeSet<String>) -> String {
+    let shown: Vec<&str> = images.iter().take(IMAGES_SHOWN_MAX).map(String::as_str).collect();
+    shown.join(", ")
+}
+
+const ABOUT_ALL: &str = "applies to the whole mesh";
+/// A pod may have many containers with our names.
+const IMAGES_SHOWN_MAX: usize = 2;

@@ -1,0 +1,72 @@
+//! Tag, lane and retry rules that have no effect because of routes.
+
+use leno_model::{Idle, Object, ServiceName, TagEffects, TagRules, TagScope};
+
+use super::ObjectStore;
+use super::conflicts::traffic;
+use super::judge::Around;
+
+impl ObjectStore {
+    /// Returns the reason that an object in force has no effect at any port.
+    pub(super) fn idle_by_routes(&self, object: &Object, around: &Around<'_, '_>) -> Option<Idle> {
+        match object {
+            Object::Retry(policy) => {
+                let there = policy.services.iter().filter_map(|it| self.services.get(it));
+                let ports = there.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
+                Idle::of_all_retries(ports, around)
+            }
+            Object::TagRoute(route) => {
+                let effects = TagEffects::of(&route.rules, &[]);
+                self.idle_tags(object, &[(&route.scope, effects)], around)
+            }
+            Object::SermantRouteRule(rule) => {
+                let entries = rule.entries.iter();
+                let entries =
+                    entries.map(|(scope, it)| (scope, TagEffects::of(&it.rules, &it.lanes)));
+                self.idle_tags(object, &entries.collect::<Vec<_>>(), around)
+            }
+            Object::Lane(lane) => {
+                let effects = TagEffects::of(&TagRules::default(), &lane.rules);
+                let mut found = None;
+                for port in self.ports(&lane.service, None) {
+                    let idle = Idle::of_tags(effects, (&lane.service, port), around)?;
+                    found = found.or(Some(idle));
+                }
+                found
+            }
+            _ => None,
+        }
+    }
+
+    fn idle_tags(
+        &self,
+        object: &Object,
+        entries: &[(&TagScope, TagEffects)],
+        around: &Around<'_, '_>,
+    ) -> Option<Idle> {
+        let own = object.key();
+        let mut found = None;
+        for (scope, effects) in entries {
+            let only = match scope {
+                TagScope::Service(_, only) => *only,
+                TagScope::Namespace(_) | TagScope::Mesh => None,
+            };
+            for service in self.services_of(scope) {
+                for port in self.ports(&service.name, only) {
+                    let place: (&ServiceName, u16) = (&service.name, port);
+                    let decides = self.deciding(place, around.conflicts()).contains(&own);
+                    let here = TagEffects {
+                        by_request: effects.by_request && decides,
+                        by_caller: effects.by_caller && decides,
+                        marks: effects.marks && around.conflicts().marks(object, &traffic(scope)),
+                    };
+                    if !here.is_none() {
+                        let idle = Idle::of_tags(here, place, around)?;
+                        found = found.or(Some(idle));
+                    }
+                }
+            }
+        }
+        found
+    }
+}

@@ -1,0 +1,113 @@
+//! Services that have had pods with a sidecar: sidecars balance over all of their ready pods, meshed or not.
+
+use leno_model::{GATEWAY_LABEL, ObjectKey, Service, ServiceName, Workload, WorkloadName};
+
+use super::{ObjectStore, Origin, smallest};
+use crate::read::selects;
+use crate::source::event::Id;
+use crate::source::kinds::Watched;
+
+impl ObjectStore {
+    /// Marks the services of a pod with a sidecar. Their unmeshed pods become endpoints, and remain so when the
+    /// last sidecar is gone: clients keep connections to the service.
+    pub(super) fn see_joining(&mut self, workload: &Workload) {
+        if !workload.sidecar {
+            return;
+        }
+        let near = self.services.near(workload).chain(self.listed.near(workload));
+        let in_front = near.filter(|it| is_in_front(it, workload));
+        let joining = in_front.filter(|it| !self.joined.contains(&it.name)).cloned();
+        for service in joining.collect::<Vec<_>>() {
+            self.joined.insert(service.name.clone());
+            self.unjudged |= self.is_remarked(&service.name);
+            self.touch_selected(&service.name, &[Some(&service)]);
+            // A service without a selector becomes known to sidecars.
+            self.dirty.insert(ObjectKey::Service(service.name));
+        }
+    }
+
+    /// Marks the services without a selector in the namespace of a pod with a sidecar.
+    pub(super) fn see_joining_namespace(&mut self, workload: &Workload) {
+        if !is_member(workload) {
+            return;
+        }
+        let services = self.listed.services_of(&workload.name.namespace).map(|it| it.name.clone());
+        for name in services.filter(|it| !self.joined.contains(it)).collect::<Vec<_>>() {
+            self.join_listed(&name);
+        }
+    }
+
+    /// Marks a service without a selector that lists a pod, in a namespace with sidecars. Pods that are not
+    /// listed yet may get a sidecar, but a slice lists them only when they are ready for requests, which is too
+    /// late.
+    pub(super) fn join_listed(&mut self, name: &ServiceName) {
+        let service = self.listed.service(name).filter(|_| !self.joined.contains(name));
+        let Some(service) = service.cloned() else { return };
+        if !self.listed_behind(&service).any(|it| self.is_of_pod(it)) || !self.has_sidecars(name) {
+            return;
+        }
+        self.joined.insert(name.clone());
+        self.unjudged = true;
+        self.touch_selected(name, &[Some(&service)]);
+        self.dirty.insert(ObjectKey::Service(name.clone()));
+    }
+
+    /// Returns true if the namespace of a service has a pod with a sidecar.
+    fn has_sidecars(&self, service: &ServiceName) -> bool {
+        let namespace = &service.namespace;
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let pods = self.workloads.range(first..);
+        let mut pods = pods.take_while(|(name, _)| name.namespace == *namespace);
+        pods.any(|(_, pod)| is_member(pod))
+    }
+
+    /// Updates a service that is new, deleted, or has another selector.
+    pub(super) fn see_joining_service(&mut self, name: &ServiceName) {
+        let Some(service) = self.known_service(name) else {
+            self.joined.remove(name);
+            return;
+        };
+        let mut pods = self.workloads.values().filter(|it| it.sidecar);
+        if pods.any(|it| is_in_front(service, it)) {
+            self.joined.insert(name.clone());
+        }
+    }
+
+    fn is_remarked(&self, name: &ServiceName) -> bool {
+        let id = Id { namespace: name.namespace.to_string(), name: name.name.to_string() };
+        let kind = self.kinds.iter().position(|it| it.watched == Watched::Services);
+        kind.is_some_and(|kind| self.diagnostics.contains_key(&Origin { kind, id }))
+    }
+
+    /// Returns false for a service that has had no pod with a sidecar and to which neither a gateway nor a route
+    /// of another service leads: clients reach it as without a mesh, so all of its fields have their usual
+    /// effect.
+    pub(super) fn is_of_mesh(&self, origin: &Origin) -> bool {
+        let of_kind = self.kinds.get(origin.kind);
+        if of_kind.is_none_or(|standing| standing.watched != Watched::Services) {
+            return true;
+        }
+        let name = ServiceName::new(&origin.id.namespace, &origin.id.name);
+        name.is_ok_and(|name| {
+            self.joined.contains(&name)
+                || self.gateways_lead_to(&name)
+                || self.routed.contains(&name)
+        })
+    }
+
+    /// Returns true if a service of the pod has had a pod with a sidecar.
+    pub(super) fn has_joined(&self, workload: &Workload) -> bool {
+        let mut services = self.services.near(workload).chain(self.listed.near(workload));
+        services.any(|it| self.joined.contains(&it.name) && is_in_front(it, workload))
+    }
+}
+
+/// Returns true for a pod with a sidecar; the proxy of a gateway has no application.
+fn is_member(pod: &Workload) -> bool {
+    pod.sidecar && !pod.labels.contains_key(GATEWAY_LABEL)
+}
+
+fn is_in_front(service: &Service, workload: &Workload) -> bool {
+    service.name.namespace == workload.name.namespace
+        && selects(&service.selector, &workload.labels)
+}

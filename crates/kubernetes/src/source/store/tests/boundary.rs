@@ -1,0 +1,157 @@
+//! Ingress policies without effect, and the reported reasons.
+
+use super::*;
+
+/// Returns the status of the policy that sorts first.
+fn said(store: &mut ObjectStore) -> Result<(), String> {
+    let statements = store.statements().expect("something is to be said");
+    match statements.first().map(|it| it.said.clone()) {
+        Some(Said::Current(said)) => said,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn backend(name: &str) -> (usize, impl Fn(u16, &str) -> WatchEvent) {
+    let kind = index("IngressBackend", "policy.openservicemesh.io");
+    let name = name.to_owned();
+    let policy = move |port: u16, protocol: &str| {
+        let spec = json!({
+            "backends": [{"name": "web", "port": {"number": port, "protocol": protocol}}],
+            "sources": [{"kind": "Service", "name": "edge", "namespace": "shop"}],
+            "matches": [{"kind": "HTTPRouteGroup", "name": "g"}],
+        });
+        custom(kind, &name, "2025-01-01T00:00:00Z", spec)
+    };
+    (kind, policy)
+}
+
+fn selecting(name: &str, app: &str) -> WatchEvent {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.2", "selector": {"app": app},
+                 "ports": [{"port": 80, "targetPort": 8080}]},
+    }))
+    .unwrap();
+    WatchEvent::Seen(Box::new(Seen::service(service)))
+}
+
+fn controller(host_network: bool) -> WatchEvent {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "edge-1", "namespace": "shop",
+                     "labels": {"app": "edge", "leno.dev/meshed": "sidecar"}},
+        "spec": {"containers": [{"name": "edge"}], "hostNetwork": host_network},
+        "status": {"podIP": "10.1.0.9", "podIPs": [{"ip": "10.1.0.9"}]},
+    }))
+    .unwrap();
+    WatchEvent::Seen(Box::new(Seen::pod(pod)))
+}
+
+#[test]
+fn what_opens_nothing_says_why_until_it_does() {
+    opens_once_all_is_there(settled_with(true));
+}
+
+#[test]
+fn an_installation_without_gateways_lets_the_pods_of_a_service_in() {
+    opens_once_all_is_there(settled_with(false));
+}
+
+fn opens_once_all_is_there(mut store: ObjectStore) {
+    let (kind, policy) = backend("a");
+    let group = index("HTTPRouteGroup", "specs.smi-spec.io");
+    let nobody = "endpoints not found for service shop/edge";
+    let port = "spec.backends: no pod of the Service shop/web has the port 81";
+    store.take(kind, policy(81, "http"));
+    let no_service = "spec.backends: there is no Service shop/web that selects pods";
+    assert_eq!(said(&mut store), Err(no_service.to_owned()));
+    store.take(SERVICES, service("web", 8080));
+    let no_group = "spec.matches: there is no HTTPRouteGroup shop/g";
+    assert_eq!(said(&mut store), Err(no_group.to_owned()));
+    store.take(PODS, pod("a", json!({})));
+    assert_eq!(said(&mut store), Err(port.to_owned()));
+    store.take(kind, policy(8080, "http"));
+    assert_eq!(said(&mut store), Err(no_group.to_owned()));
+    let routes = json!({"matches": [{"name": "all"}]});
+    store.take(group, custom(group, "g", "2025-01-01T00:00:00Z", routes));
+    assert_eq!(said(&mut store), Err(nobody.to_owned()));
+    store.take(SERVICES, selecting("edge", "edge"));
+    assert_eq!(said(&mut store), Err(nobody.to_owned()));
+    // A pod in the host network has no address of its own.
+    store.take(PODS, controller(true));
+    let on_node = format!(
+        "{nobody}: its pods have the addresses of their nodes (hostNetwork); write an IPRange with those addresses"
+    );
+    assert_eq!(said(&mut store), Err(on_node));
+    store.take(PODS, controller(false));
+    assert_eq!(said(&mut store), Ok(()));
+    store.take(PODS, controller(false));
+    assert!(store.statements().is_none(), "nothing is new");
+    store.take(PODS, gone("shop", "edge-1"));
+    assert_eq!(said(&mut store), Err(nobody.to_owned()));
+}
+
+/// Issue 27: such a source stayed closed, because only pods that a selector selects were sources.
+#[test]
+fn the_listed_addresses_of_a_service_without_a_selector_are_let_in() {
+    for gateways in [true, false] {
+        // The Service and its slice exist before the policy, or come later.
+        for is_policy_first in [true, false] {
+            let mut store = settled_with(gateways);
+            let kind = index("IngressBackend", "policy.openservicemesh.io");
+            let spec = json!({
+                "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
+                "sources": [{"kind": "Service", "name": "hand", "namespace": "shop"}],
+            });
+            let policy = || custom(kind, "a", "2025-01-01T00:00:00Z", spec.clone());
+            if is_policy_first {
+                store.take(kind, policy());
+            }
+            store.take(SERVICES, service("web", 8080));
+            store.take(SERVICES, listed::by_hand());
+            let slice = |endpoints: &[(&str, bool)]| listed::slice("hand-1", 8080, endpoints);
+            store.take(listed::slices(), slice(&[("10.1.0.9", true)]));
+            if !is_policy_first {
+                store.flush();
+                store.take(kind, policy());
+            }
+            let reported = shown(store.flush());
+            for line in ["+ Workload shop/hand-1.10-1-0-9", "+ Service shop/hand"] {
+                assert!(reported.iter().any(|it| it == line), "{line} {reported:?}");
+            }
+            assert_eq!(said(&mut store), Ok(()));
+            store.take(listed::slices(), slice(&[]));
+            assert_eq!(shown(store.flush()), ["- Workload shop/hand-1.10-1-0-9"]);
+            let nobody = "endpoints not found for service shop/hand";
+            assert_eq!(said(&mut store), Err(nobody.to_owned()));
+            store.take(kind, gone("shop", "a"));
+            let reported = shown(store.flush());
+            assert!(reported.iter().any(|it| it == "- Service shop/hand"), "{reported:?}");
+        }
+    }
+}
+
+#[test]
+fn two_services_do_not_open_one_port_in_two_ways() {
+    let (kind, policy) = backend("a");
+    let mut store = settled();
+    for event in [service("web", 8080), service("www", 8080)] {
+        store.take(SERVICES, event);
+    }
+    store.take(PODS, pod("a", json!({})));
+    let first = json!({
+        "backends": [{"name": "www", "port": {"number": 8080, "protocol": "grpc"}}],
+        "sources": [{"kind": "IPRange", "name": "10.0.0.0/8"}],
+    });
+    let custom = custom(kind, "0", "2025-01-01T00:00:00Z", first);
+    store.take(kind, custom);
+    assert_eq!(said(&mut store), Ok(()));
+    store.take(kind, policy(8080, "http"));
+    let statements = store.statements().unwrap();
+    let said: Vec<&Said> = statements.iter().map(|it| &it.said).collect();
+    let [Said::Current(Ok(())), Said::Current(Err(second))] = said[..] else { panic!("{said:?}") };
+    assert_eq!(
+        second,
+        "spec.backends: the IngressBackend shop/0 opens port 8080 of pods of shop/web with other \
+         settings"
+    );
+}

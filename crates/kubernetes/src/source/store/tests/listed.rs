@@ -1,0 +1,199 @@
+//! EndpointSlices of Services without a selector that list pods with a sidecar among other addresses.
+
+use leno_model::TargetPort;
+use leno_registry::JOINING_LABEL;
+
+use super::*;
+use crate::source::store::listed::LISTED_MAX;
+
+pub(super) fn slices() -> usize {
+    kinds().iter().position(|it| *it == Watched::Slices).unwrap()
+}
+
+/// A Service without a selector.
+pub(super) fn by_hand() -> WatchEvent {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": "hand", "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.7", "ports": [{"name": "http", "port": 80}]},
+    }))
+    .unwrap();
+    WatchEvent::Seen(Box::new(Seen::service(service)))
+}
+
+/// A slice of that Service, with the address and readiness of each endpoint.
+pub(super) fn slice(name: &str, port: u16, endpoints: &[(&str, bool)]) -> WatchEvent {
+    let endpoint = |(address, ready): &(&str, bool)| json!({"addresses": [address], "conditions": {"ready": ready}});
+    let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
+    let labels = json!({"kubernetes.io/service-name": "hand"});
+    let slice = json!({
+        "metadata": {"name": name, "namespace": "shop", "labels": labels},
+        "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": endpoints,
+    });
+    WatchEvent::Seen(Box::new(Seen::slice(serde_json::from_value(slice).unwrap())))
+}
+
+/// A pod of a namespace at an address.
+fn pod_at(namespace: &str, name: &str, address: &str, sidecar: bool) -> WatchEvent {
+    let labels = if sidecar { json!({"leno.dev/meshed": "sidecar"}) } else { json!({}) };
+    let pod = json!({
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        // The name of a container port has no meaning for a slice.
+        "spec": {"containers": [{"name": "web", "ports": [{"name": "http", "containerPort": 9999}]}]},
+        "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    WatchEvent::Seen(Box::new(Seen::pod(serde_json::from_value(pod).unwrap())))
+}
+
+fn workload(update: &Update, name: &str) -> Workload {
+    let found = update.changes.iter().find_map(|change| match change {
+        Change::Upsert(Object::Workload(found)) if found.name.to_string() == name => Some(found),
+        _ => None,
+    });
+    found.unwrap_or_else(|| panic!("no {name} in {update:?}")).clone()
+}
+
+fn sent_service(update: &Update) -> Service {
+    let found = update.changes.iter().find_map(|change| match change {
+        Change::Upsert(Object::Service(found)) => Some(found.clone()),
+        _ => None,
+    });
+    found.unwrap()
+}
+
+#[test]
+fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
+    for gateways in [true, false] {
+        // In any order.
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let mut store = settled_with(gateways);
+            for part in order {
+                match part {
+                    0 => store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true)),
+                    1 => {
+                        let endpoints = [("10.1.0.1", true), ("192.0.2.7", true)];
+                        store.take(slices(), slice("hand-1", 8080, &endpoints));
+                    }
+                    _ => store.take(SERVICES, by_hand()),
+                }
+            }
+            store.resolve();
+            let update = store.flush().unwrap();
+            let service = sent_service(&update);
+            assert_eq!(service.ports[0].target, TargetPort::Number(8080));
+            let member = workload(&update, "shop/web-1");
+            assert!(member.sidecar && selects(&service.selector, &member.labels), "{member:?}");
+            assert!(member.ports.iter().any(|it| it.port == 8080), "{member:?}");
+            let other = workload(&update, "shop/hand-1.192-0-2-7");
+            assert!(!other.sidecar && selects(&service.selector, &other.labels), "{other:?}");
+            assert!(other.labels.contains_key(JOINING_LABEL), "{other:?}");
+            let reported = [
+                "+ Workload shop/hand-1.192-0-2-7",
+                "+ Workload shop/web-1",
+                "+ Service shop/hand",
+            ];
+            assert_eq!(shown(Some(update)), reported, "{order:?}");
+            // It is not an endpoint any more.
+            store.take(slices(), slice("hand-1", 8080, &[("192.0.2.7", true)]));
+            let update = store.flush().unwrap();
+            assert!(!selects(&service.selector, &workload(&update, "shop/web-1").labels));
+            assert_eq!(shown(Some(update)), ["+ Workload shop/web-1"]);
+            // A listed pod that is not known yet is an endpoint without a sidecar until then.
+            let endpoints = [("10.1.0.2", true), ("192.0.2.7", true)];
+            store.take(slices(), slice("hand-1", 8080, &endpoints));
+            assert_eq!(shown(store.flush()), ["+ Workload shop/hand-1.10-1-0-2"]);
+            store.take(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
+            let update = store.flush().unwrap();
+            assert!(selects(&service.selector, &workload(&update, "shop/web-2").labels));
+            let reported = ["- Workload shop/hand-1.10-1-0-2", "+ Workload shop/web-2"];
+            assert_eq!(shown(Some(update)), reported);
+            store.take(PODS, gone("shop", "web-2"));
+            let reported = ["- Workload shop/web-2", "+ Workload shop/hand-1.10-1-0-2"];
+            assert_eq!(shown(store.flush()), reported);
+            store.take(SERVICES, gone("shop", "hand"));
+            let reported = [
+                "- Workload shop/hand-1.10-1-0-2",
+                "- Workload shop/hand-1.192-0-2-7",
+                "- Service shop/hand",
+            ];
+            assert_eq!(shown(store.flush()), reported);
+        }
+    }
+}
+
+/// A slice lists a pod only when it is ready, which is too late to learn about its sidecar.
+#[test]
+fn a_service_that_lists_pods_joins_with_the_first_sidecar_of_its_namespace() {
+    let mut store = settled_with(false);
+    store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", false));
+    store.take(SERVICES, by_hand());
+    store.take(slices(), slice("hand-1", 8080, &[("10.1.0.1", true)]));
+    assert!(store.flush().is_none(), "its clients reach it as without a mesh");
+    store.take(PODS, pod_at("bank", "web-2", "10.1.0.2", true));
+    assert_eq!(shown(store.flush()), ["+ Workload bank/web-2"]);
+    store.take(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
+    let update = store.flush().unwrap();
+    assert!(workload(&update, "shop/hand-1.10-1-0-1").labels.contains_key(JOINING_LABEL));
+    let reported =
+        ["+ Workload shop/hand-1.10-1-0-1", "+ Workload shop/web-2", "+ Service shop/hand"];
+    assert_eq!(shown(Some(update)), reported);
+    // Addresses that are not those of pods stay outside the mesh.
+    let mut store = settled_with(false);
+    store.take(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
+    store.take(SERVICES, by_hand());
+    store.take(slices(), slice("hand-1", 8080, &[("192.0.2.7", true)]));
+    assert_eq!(shown(store.flush()), ["+ Workload shop/web-2"]);
+}
+
+#[test]
+fn pods_of_other_namespaces_and_endpoints_that_are_not_ready_are_left_out() {
+    let mut store = settled_with(false);
+    store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
+    store.take(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
+    store.take(PODS, pod_at("bank", "web-1", "10.1.0.3", true));
+    store.take(SERVICES, by_hand());
+    let endpoints = [("10.1.0.1", true), ("10.1.0.2", false), ("10.1.0.3", true)];
+    store.take(slices(), slice("hand-1", 8080, &endpoints));
+    let update = store.flush().unwrap();
+    let service = sent_service(&update);
+    let is_selected = |name| selects(&service.selector, &workload(&update, name).labels);
+    let selected = ["shop/web-1", "shop/web-2", "bank/web-1"].map(is_selected);
+    assert_eq!(selected, [true, false, false]);
+    let [warning] = update.warnings.as_slice() else { panic!("{:?}", update.warnings) };
+    let warning = warning.to_string();
+    assert!(warning.contains("10.1.0.3 is a pod of another namespace"), "{warning}");
+    assert_eq!(shown(Some(update)).len(), 4, "three pods and the Service");
+}
+
+/// Sidecars support one number per Service port.
+#[test]
+fn a_service_whose_slices_differ_in_a_port_stays_outside() {
+    let mut store = settled_with(false);
+    store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
+    store.take(SERVICES, by_hand());
+    store.take(slices(), slice("hand-1", 8080, &[("10.1.0.1", true)]));
+    assert_eq!(shown(store.flush()), ["+ Workload shop/web-1", "+ Service shop/hand"]);
+    store.take(slices(), slice("hand-2", 9090, &[("192.0.2.7", true)]));
+    let update = shown(store.flush());
+    assert!(update.contains(&"- Service shop/hand".to_owned()), "{update:?}");
+    store.take(slices(), gone("shop", "hand-2"));
+    let update = shown(store.flush());
+    assert!(update.contains(&"+ Service shop/hand".to_owned()), "{update:?}");
+}
+
+#[test]
+fn listed_endpoints_are_bounded() {
+    let mut store = settled_with(false);
+    let address = |index: usize| format!("10.{}.{}.7", 100 + index / 256, index % 256);
+    let addresses: Vec<String> = (0..LISTED_MAX + 1).map(address).collect();
+    for (index, part) in addresses.chunks(1000).enumerate() {
+        let endpoints: Vec<(&str, bool)> = part.iter().map(|it| (it.as_str(), true)).collect();
+        store.take(slices(), slice(&format!("hand-{index}"), 8080, &endpoints));
+    }
+    let update = store.flush().unwrap();
+    let [warning] = update.warnings.as_slice() else { panic!("{:?}", update.warnings) };
+    let warning = warning.to_string();
+    assert!(warning.contains("1 of its endpoints are left out"), "{warning}");
+    store.take(slices(), gone("shop", "hand-0"));
+    store.take(slices(), slice("hand-16", 8080, &[("10.1.0.1", true)]));
+    assert_eq!(store.flush().unwrap().warnings, []);
+}

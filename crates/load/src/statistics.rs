@@ -1,0 +1,151 @@
+//! Counters and results of a run, for the final report and live progress.
+
+use std::time::Duration;
+
+use crate::error_kind::ErrorKind;
+use crate::report::{Answer, Report, TargetReport};
+use crate::timeline::Timeline;
+use crate::window::Window;
+
+/// The progress of a run. Counts restart when the warm-up ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// The time since the start, including the warm-up.
+    pub elapsed: Duration,
+    /// True once the warm-up is over.
+    pub measuring: bool,
+    /// Responses and failures.
+    pub requests: u64,
+    /// Requests that succeeded.
+    pub successes: u64,
+    /// Requests without a response.
+    pub failures: u64,
+}
+
+impl Counters {
+    /// Returns the sum of two threads' counters.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            elapsed: self.elapsed.max(other.elapsed),
+            measuring: self.measuring || other.measuring,
+            requests: self.requests + other.requests,
+            successes: self.successes + other.successes,
+            failures: self.failures + other.failures,
+        }
+    }
+}
+
+/// The result of one request.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) target: usize,
+    /// The time at which it was due, since the start.
+    pub(crate) due: Duration,
+    /// The time at which its result was known, since the start.
+    pub(crate) done: Duration,
+    pub(crate) result: Result<Answer, ErrorKind>,
+    /// True if it counts.
+    pub(crate) measured: bool,
+}
+
+/// The recorded results of a run.
+#[derive(Debug)]
+pub(crate) struct RunStatistics {
+    warm_up: Duration,
+    targets: Vec<TargetReport>,
+    timeline: Timeline,
+    counters: Counters,
+    /// Responses since the start, including the warm-up.
+    pub(crate) answered: u64,
+    /// Failures since the start, including the warm-up.
+    pub(crate) failed: u64,
+}
+
+impl RunStatistics {
+    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>, warm_up: Duration) -> Self {
+        Self {
+            warm_up,
+            targets: names.map(TargetReport::new).collect(),
+            timeline: Timeline::default(),
+            counters: Counters::default(),
+            answered: 0,
+            failed: 0,
+        }
+    }
+
+    /// Records a request that was sent, or could not be sent.
+    pub(crate) fn record(&mut self, outcome: &Outcome) {
+        match outcome.result {
+            Ok(_) => self.answered += 1,
+            Err(_) => self.failed += 1,
+        }
+        if let Some(at) = outcome.done.checked_sub(self.warm_up) {
+            self.timeline.record(at, success(outcome));
+        }
+        self.enter(outcome);
+    }
+
+    /// Records a request that was due and never sent.
+    pub(crate) fn record_unsent(&mut self, target: usize, due: Duration) {
+        let Some(at) = due.checked_sub(self.warm_up) else {
+            return;
+        };
+        self.timeline.record(at, None);
+        let result = Err(ErrorKind::Unsent);
+        self.enter(&Outcome { target, due, done: due, result, measured: true });
+    }
+
+    /// Returns the progress, `elapsed` after the start.
+    pub(crate) fn counters(&self, elapsed: Duration) -> Counters {
+        Counters { elapsed, ..self.counters }
+    }
+
+    /// Completes the report.
+    pub(crate) fn into_report(self, window: &Window) -> Report {
+        Report {
+            targets: self.targets,
+            elapsed: window.elapsed,
+            answered: window.answered,
+            failed: window.failed,
+            cpu: window.cpu,
+            bytes_sent: window.bytes_sent,
+            bytes_received: window.bytes_received,
+            timeline: self.timeline,
+        }
+    }
+
+    fn enter(&mut self, outcome: &Outcome) {
+        if outcome.measured && !self.counters.measuring {
+            self.counters = Counters { measuring: true, ..Counters::default() };
+        }
+        if outcome.measured == self.counters.measuring {
+            self.count(outcome);
+        }
+        if !outcome.measured {
+            return;
+        }
+        let target = &mut self.targets[outcome.target];
+        match outcome.result {
+            Ok(answer) => target.record_answer(answer, latency(outcome)),
+            Err(kind) => target.record_error(kind),
+        }
+    }
+
+    fn count(&mut self, outcome: &Outcome) {
+        self.counters.requests += 1;
+        match outcome.result {
+            Ok(answer) => self.counters.successes += u64::from(answer.is_success()),
+            Err(_) => self.counters.failures += 1,
+        }
+    }
+}
+
+fn latency(outcome: &Outcome) -> Duration {
+    outcome.done.saturating_sub(outcome.due)
+}
+
+/// Returns the latency of a successful request.
+fn success(outcome: &Outcome) -> Option<Duration> {
+    let success = outcome.result.is_ok_and(Answer::is_success);
+    success.then(|| latency(outcome))
+}

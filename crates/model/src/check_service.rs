@@ -1,0 +1,222 @@
+//! External authorization and rate limit services, and the check requests that they receive.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::breaker::FixedAnswer;
+use crate::jwt::JwtValidation;
+use crate::name::ServiceName;
+use crate::route::RequestMatch;
+use crate::server::Server;
+use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached};
+
+/// A check service, and the treatment of requests that it does not answer.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CheckService {
+    /// Its address.
+    pub at: CheckServiceAddress,
+    /// The timeout of a check request.
+    pub timeout: Duration,
+    /// The treatment of unanswered requests.
+    pub unanswered: Unanswered,
+}
+
+impl CheckService {
+    /// The minimum timeout.
+    pub const TIMEOUT_MIN: Duration = Duration::from_millis(1);
+    /// The maximum timeout.
+    pub const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+}
+
+/// The address of a check service, which is called over gRPC.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum CheckServiceAddress {
+    /// A port of a mesh service, over links.
+    Service {
+        /// The service.
+        service: ServiceName,
+        /// Its port.
+        port: u16,
+    },
+    /// A server outside the mesh.
+    Outside(Server),
+}
+
+impl fmt::Display for CheckServiceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service { service, port } => write!(f, "{service} port {port}"),
+            Self::Outside(server) => server.fmt(f),
+        }
+    }
+}
+
+/// The treatment of a request that a check service does not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unanswered {
+    /// The request is denied.
+    Deny,
+    /// The request is allowed, and counted.
+    Allow,
+}
+
+impl Unanswered {
+    /// All values, by their names in manifests.
+    pub const ALL: &'static [(&'static str, Self)] =
+        &[("deny", Self::Deny), ("allow", Self::Allow)];
+}
+
+/// The requests that an external authorization service checks, and the content of its check requests.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Authorization {
+    /// The service.
+    pub check_service: CheckService,
+    /// Matching requests, any of these; all when empty.
+    pub requests: Vec<RequestMatch>,
+    /// The request headers that are sent, by lower-case name; all when absent.
+    pub headers: Option<Vec<String>>,
+    /// Additional context entries; each name occurs once.
+    pub context: Vec<(String, String)>,
+    /// The body excerpt that is sent; none when absent.
+    pub body: Option<ShownBody>,
+}
+
+/// The excerpt of a request body that an authorization service receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ShownBody {
+    /// The maximum size of the excerpt.
+    pub bytes_max: u32,
+    /// The treatment of longer bodies.
+    pub longer: LongerBody,
+    /// True if the excerpt is sent as bytes; otherwise as text.
+    pub as_bytes: bool,
+}
+
+impl ShownBody {
+    /// The default maximum size of the excerpt.
+    pub const BYTES_DEFAULT: u32 = 64 << 10;
+    /// The upper bound of the maximum size: the excerpt stays in memory while the service decides.
+    pub const BYTES_MAX: u32 = 1 << 20;
+}
+
+/// The treatment of a request with a body longer than the excerpt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LongerBody {
+    /// The request is rejected without a check.
+    Refused,
+    /// The service decides by the beginning of the body, which is marked as partial.
+    Begun,
+}
+
+/// The descriptors that a rate limit service receives.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct GlobalLimit {
+    /// The service.
+    pub check_service: CheckService,
+    /// The domain of its limits.
+    pub domain: String,
+    /// The descriptors, at least one; a descriptor is sent if all its entries have a value.
+    pub descriptors: Vec<Descriptor>,
+    /// The response to requests over the limit.
+    pub answer: FixedAnswer,
+    /// True if responses report the limit, its remainder and its reset time to clients.
+    pub tells: bool,
+}
+
+/// A descriptor of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Descriptor {
+    /// Matching requests, any of these; all when empty.
+    pub requests: Vec<RequestMatch>,
+    /// Its entries, at least one.
+    pub entries: Vec<DescriptorEntry>,
+    /// The number of hits that a request counts as; at least 1.
+    pub hits: u32,
+}
+
+/// A key and the source of its value.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DescriptorEntry {
+    /// The key.
+    pub key: String,
+    /// Its value.
+    pub value: DescriptorValue,
+}
+
+/// The source of an entry's value.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DescriptorValue {
+    /// A constant.
+    Text(String),
+    /// The value of this header, in lower case; the descriptor is omitted without it.
+    Header(String),
+    /// The path, without the query.
+    Path,
+    /// The method.
+    Method,
+    /// The calling account; the descriptor is omitted without one.
+    Client,
+    /// The client's address.
+    Address,
+}
+
+/// An external authorization or token policy of an application port, and its name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PortGuard {
+    /// The policy.
+    pub policy: ServicePolicyName,
+    /// Its setting.
+    pub guard: Guard,
+}
+
+/// An additional check of requests.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Guard {
+    /// An external authorization service.
+    Authorization(Box<Authorization>),
+    /// JSON web tokens.
+    Tokens(Box<JwtValidation>),
+}
+
+impl PortGuard {
+    /// Selects the policies for requests at a port: for each kind of check the most specific policy, then the
+    /// oldest, then the first by name.
+    pub fn of<'a>(
+        policies: impl IntoIterator<Item = &'a ServicePolicy>,
+        service: &ServiceName,
+        port: u16,
+    ) -> Vec<Self> {
+        let mut guards: Vec<Self> = Vec::new();
+        for policy in attached(policies, service, port) {
+            let Some(guard) = policy.rule.guard() else { continue };
+            let is_same = |it: &Self| std::mem::discriminant(&it.guard) == guard.discriminant();
+            if !guards.iter().any(is_same) {
+                guards.push(Self { policy: policy.name.clone(), guard: guard.clone() });
+            }
+        }
+        guards
+    }
+}
+
+impl Guard {
+    fn discriminant(&self) -> std::mem::Discriminant<Self> {
+        std::mem::discriminant(self)
+    }
+}
+
+impl ServiceRule {
+    /// The check that sidecars of servers run.
+    #[must_use]
+    pub fn guard(&self) -> Option<&Guard> {
+        match self {
+            Self::Guard(guard) => Some(guard),
+            _ => None,
+        }
+    }
+
+    /// True if the sidecars of the service's own workloads enforce the policy.
+    #[must_use]
+    pub fn is_inbound(&self) -> bool {
+        self.limits().is_some() || self.guard().is_some()
+    }
+}

@@ -1,0 +1,114 @@
+//! Conflict resolution between routes, splits and retry policies on one service.
+
+use crate::name::{RouteName, ServiceName};
+use crate::retry_policy::RetryPolicy;
+use crate::route::{HttpRoute, RouteParent};
+use crate::tcp_rule::GatewayTcpRoute;
+use crate::tls_route::TlsRoute;
+use crate::traffic_split::TrafficSplit;
+
+impl RouteParent {
+    /// True if this parent includes a service port.
+    #[must_use]
+    pub fn has(&self, service: &ServiceName, port: u16) -> bool {
+        self.service == *service && self.port.is_none_or(|only| only == port)
+    }
+}
+
+impl HttpRoute {
+    /// True if this route replaces another one on a port of both. Routes of other namespaces apply to other
+    /// clients.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self) -> bool {
+        self.kind > other.kind && self.name.namespace == other.name.namespace
+    }
+}
+
+impl GatewayTcpRoute {
+    /// True if this route replaces another one on a port of both.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self) -> bool {
+        is_before((self.created, &self.rule.route), (other.created, &other.rule.route))
+    }
+}
+
+impl TlsRoute {
+    /// The first of the routes on a port that leave this one no traffic, alone or together: each of its host
+    /// names is taken by a route with precedence.
+    pub fn conflict<'a>(&self, others: impl Iterator<Item = &'a Self> + Clone) -> Option<&'a Self> {
+        let own = (self.created, &self.rule.route);
+        let before = others.filter(|it| is_before((it.created, &it.rule.route), own));
+        let mut taken = self.rule.hostnames.iter().map(|name| {
+            let theirs = before.clone().filter(|it| it.rule.hostnames.contains(name));
+            theirs.min_by_key(|it| (it.created, &it.rule.route))
+        });
+        let first = taken.next().flatten()?;
+        taken.all(|it| it.is_some()).then_some(first)
+    }
+}
+
+impl TrafficSplit {
+    /// True if this split replaces another one: both apply to all traffic of one root.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self) -> bool {
+        let are_whole = self.groups.is_none() && other.groups.is_none();
+        are_whole
+            && self.root.service == other.root.service
+            && self.precedence() < other.precedence()
+    }
+}
+
+impl RetryPolicy {
+    /// True if this policy replaces another one for requests to a service.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self, service: &ServiceName) -> bool {
+        let are_both = self.services.contains(service) && other.services.contains(service);
+        are_both && self.source == other.source && self.precedence() < other.precedence()
+    }
+}
+
+/// The reason that the first of two objects takes precedence, as the end of a sentence about it.
+#[must_use]
+pub fn first_because(first: i64, other: i64) -> &'static str {
+    if first < other { "is older" } else { "is first in alphabetical order" }
+}
+
+/// The oldest object takes precedence, then the first by name; those of another namespace apply to other
+/// clients.
+fn is_before(one: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
+    one.1.namespace == other.1.namespace && one < other
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls_route::TlsRule;
+
+    fn tls(name: &str, created: i64, hostnames: &[&str]) -> TlsRoute {
+        let (namespace, name) = name.split_once('/').unwrap_or(("shop", name));
+        let hostnames = hostnames.iter().map(|it| it.parse().unwrap()).collect();
+        let route = RouteName::new(namespace, name).unwrap();
+        let rule = TlsRule { route, hostnames, backends: Vec::new(), ungranted_weight: 0 };
+        TlsRoute { parents: Vec::new(), rule, created }
+    }
+
+    #[test]
+    fn a_tls_route_has_a_say_while_one_of_its_names_is_its_own() {
+        let conflict = |own: &TlsRoute, others: &[&TlsRoute]| {
+            own.conflict(others.iter().copied()).map(|it| it.rule.route.to_string())
+        };
+        let own = tls("own", 5, &["a.b", "*.c"]);
+        let (first, second) = (tls("first", 3, &["a.b"]), tls("second", 4, &["a.b", "*.c"]));
+        let shown = |name: &str| Some(name.to_owned());
+        assert_eq!(conflict(&own, &[&own]), None);
+        assert_eq!(conflict(&own, &[&own, &first]), None);
+        assert_eq!(conflict(&own, &[&second, &first, &own]), shown("shop/first"));
+        assert_eq!(conflict(&first, &[&second, &first, &own]), None);
+        // A name below another one is a different name, and routes of other namespaces apply to other clients.
+        assert_eq!(conflict(&tls("x", 5, &["a.c"]), &[&second]), None);
+        assert_eq!(conflict(&own, &[&tls("bank/it", 1, &["a.b", "*.c"])]), None);
+        // Of the same age, the first by name takes precedence.
+        assert_eq!(conflict(&own, &[&tls("it", 5, &["a.b", "*.c"])]), shown("shop/it"));
+        assert_eq!(conflict(&own, &[&tls("zoo", 5, &["a.b", "*.c"])]), None);
+    }
+}

@@ -1,0 +1,47 @@
+//! DNS records: the addresses of a service name.
+
+use std::net::IpAddr;
+
+/// The addresses of a service name, in order and without duplicates.
+///
+/// They are the cluster IPs of the service, or the addresses of its workloads if it has none. Queries for a
+/// name without addresses are forwarded to the upstream resolver.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct DnsRecord(Vec<IpAddr>);
+
+impl DnsRecord {
+    /// All addresses, in order.
+    #[must_use]
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.0
+    }
+
+    /// True if queries are forwarded.
+    #[must_use]
+    pub fn is_forwarded(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromIterator<IpAddr> for DnsRecord {
+    fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {
+        let mut addresses: Vec<IpAddr> = addresses.into_iter().collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        Self(addresses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_in_order_and_none_is_there_twice() {
+        let addresses: [IpAddr; 3] =
+            [[10, 0, 0, 2].into(), [10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
+        let found: DnsRecord = addresses.into_iter().collect();
+        assert_eq!(found.addresses(), [addresses[1], addresses[0]]);
+        assert!(!found.is_forwarded() && DnsRecord::default().is_forwarded());
+    }
+}

@@ -1,0 +1,274 @@
+//! One export request to a collector: over HTTP/1.1, or as a unary gRPC call.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RETRY_AFTER, TE};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Request;
+use hyper_util::rt::TokioIo;
+use leno_model::{Collector, CollectorProtocol, Scheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::exchange::over;
+use crate::servers::{Dial, NoSession, Sessions, connect};
+use crate::{message, otlp, retry_info};
+
+/// An export request.
+#[derive(Debug)]
+pub struct ExportRequest {
+    /// The content type in HTTP.
+    pub kind: &'static str,
+    /// The encoded body.
+    pub bytes: Vec<u8>,
+    /// The number of spans, points or records.
+    pub count: u64,
+}
+
+impl ExportRequest {
+    /// Creates an OTLP request.
+    #[must_use]
+    pub fn otlp((bytes, count): (Vec<u8>, u64)) -> Self {
+        Self { kind: "application/x-protobuf", bytes, count }
+    }
+}
+
+/// The rejected part of an accepted request.
+#[derive(Debug, Default)]
+pub struct Refused {
+    /// The number of rejected items.
+    pub count: u64,
+    /// The collector's reason.
+    pub why: String,
+}
+
+/// The reason that an export request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failed {
+    /// The collector is unreachable.
+    #[error("the collector at {0} cannot be reached: {1}")]
+    Unreachable(String, std::io::Error),
+    /// The collector did not respond in time.
+    #[error("the collector did not respond in time")]
+    Late,
+    /// The collector cannot be verified, or does not support TLS.
+    #[error("TLS with the collector failed: {0}")]
+    Tls(#[from] NoSession),
+    /// The collector uses another protocol than configured.
+    #[error("the collector does not speak the protocol of `export` in the MeshConfig: {0}")]
+    Protocol(String),
+    /// The connection broke.
+    #[error("the connection to the collector broke: {0}")]
+    Broken(String),
+    /// The collector responded with this HTTP status, and optionally a retry delay.
+    #[error("the collector responded with status {0}: {1}")]
+    Status(u16, String, Option<Duration>),
+    /// The collector responded with this gRPC status, and optionally a retry delay.
+    #[error("the collector responded with status {0} of gRPC: {1}")]
+    Grpc(String, String, Option<Duration>),
+}
+
+impl Failed {
+    /// Returns the retry delay that the collector requests.
+    pub(crate) fn after(&self) -> Option<Duration> {
+        match self {
+            Self::Status(_, _, after) | Self::Grpc(_, _, after) => *after,
+            _ => None,
+        }
+    }
+
+    /// Returns true if the error concerns this request only: the next one may succeed.
+    pub(crate) fn is_of_export_request(&self) -> bool {
+        match self {
+            Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
+            Self::Grpc(status, _, after) => match status.as_str() {
+                "3" => true,
+                "8" => after.is_none(),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Returns true if a retry may succeed.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable(..) | Self::Late | Self::Broken(_) => true,
+            // OTLP specification, "Retryable Response Codes".
+            Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
+            Self::Grpc(status, _, after) => match status.as_str() {
+                "1" | "4" | "10" | "11" | "14" | "15" => true,
+                // `RESOURCE_EXHAUSTED` is retryable only with a retry delay. Without one the request is too
+                // large.
+                "8" => after.is_some(),
+                _ => false,
+            },
+            Self::Tls(_) | Self::Protocol(_) => false,
+        }
+    }
+}
+
+/// Sends an export request; returns the rejected part if it was accepted.
+pub(crate) async fn post(
+    collector: &Collector,
+    export_request: &ExportRequest,
+    (dial, sessions): (&impl Dial, &Sessions),
+) -> Result<Refused, Failed> {
+    let unreachable = |error| Failed::Unreachable(collector.server.authority(), error);
+    let Collector { server, protocol, .. } = collector;
+    let tcp = connect(server, dial).await.map_err(unreachable)?;
+    let protocol: &[u8] = match protocol {
+        CollectorProtocol::OtlpGrpc => b"h2",
+        CollectorProtocol::OtlpHttp | CollectorProtocol::Zipkin => b"http/1.1",
+    };
+    match server.scheme {
+        Scheme::Http => say(collector, tcp, export_request).await,
+        Scheme::Https => {
+            let session = sessions.open((server, protocol), tcp).await?;
+            say(collector, session, export_request).await
+        }
+    }
+}
+
+async fn say<S>(
+    collector: &Collector,
+    stream: S,
+    export_request: &ExportRequest,
+) -> Result<Refused, Failed>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    match collector.protocol {
+        CollectorProtocol::OtlpGrpc => call(collector, stream, &export_request.bytes)
+            .await
+            .map(|answer| otlp::refused(&answer)),
+        CollectorProtocol::OtlpHttp => {
+            http1(collector, stream, export_request).await.map(|answer| otlp::refused(&answer))
+        }
+        CollectorProtocol::Zipkin => {
+            http1(collector, stream, export_request).await.map(|_| Refused::default())
+        }
+    }
+}
+
+async fn http1<S>(
+    collector: &Collector,
+    stream: S,
+    export_request: &ExportRequest,
+) -> Result<Bytes, Failed>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(protocol)?;
+    let body = Full::new(Bytes::copy_from_slice(&export_request.bytes));
+    let request = Request::post(&collector.path)
+        .header(HOST, collector.server.authority())
+        .header(CONTENT_TYPE, export_request.kind)
+        .body(body)
+        .map_err(protocol)?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(broken)?;
+        let status = response.status();
+        let after = response.headers().get(RETRY_AFTER).and_then(seconds);
+        let body = Limited::new(response.into_body(), message::ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(protocol)?.to_bytes();
+        match status.is_success() {
+            true => Ok(body),
+            false => Err(Failed::Status(status.as_u16(), reported(&body), after)),
+        }
+    };
+    over(connection, exchange, broken).await
+}
+
+/// Makes a unary call (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
+async fn call<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, Failed>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (send, connection) = h2::client::handshake(stream).await.map_err(protocol)?;
+    let request = Request::post(collector.to_string())
+        .version(http::Version::HTTP_2)
+        .header(CONTENT_TYPE, "application/grpc")
+        .header(TE, "trailers")
+        .body(())
+        .map_err(protocol)?;
+    let exchange = async {
+        let mut send = send.ready().await.map_err(broken_call)?;
+        let (response, mut stream) = send.send_request(request, false).map_err(broken_call)?;
+        stream.send_data(message::framed(sent), true).map_err(broken_call)?;
+        let (head, mut body) = response.await.map_err(broken_call)?.into_parts();
+        if !head.status.is_success() {
+            let after = head.headers.get(RETRY_AFTER).and_then(seconds);
+            return Err(Failed::Status(head.status.as_u16(), String::new(), after));
+        }
+        let mut answer = BytesMut::new();
+        while let Some(chunk) = body.data().await {
+            let chunk = chunk.map_err(broken_call)?;
+            body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
+            message::take(&mut answer, &chunk).map_err(protocol)?;
+        }
+        let trailers = body.trailers().await.map_err(broken_call)?.unwrap_or_default();
+        let field = |name: &str| find(&trailers, name).or_else(|| find(&head.headers, name));
+        match field("grpc-status").as_deref() {
+            // Status OK counts as success even if the message is invalid.
+            Some("0") => Ok(message::unframed(answer.freeze()).unwrap_or_default()),
+            Some(status) => {
+                let details = trailers.get(DETAILS).or_else(|| head.headers.get(DETAILS));
+                let after = details.and_then(|value| retry_info::pause(value.as_bytes()));
+                let why = field("grpc-message").unwrap_or_default();
+                Err(Failed::Grpc(status.to_owned(), why, after))
+            }
+            None => Err(Failed::Protocol("its response has no grpc-status".to_owned())),
+        }
+    };
+    tokio::pin!(connection, exchange);
+    tokio::select! {
+        biased;
+        outcome = &mut exchange => outcome,
+        // The response may have arrived but not been read yet. If it has not, the stream returns the error of
+        // the connection.
+        _ = &mut connection => exchange.await,
+    }
+}
+
+fn find(fields: &HeaderMap, name: &str) -> Option<String> {
+    let value = fields.get(name)?;
+    Some(reported(value.as_bytes()))
+}
+
+/// Parses `Retry-After` in seconds (RFC 9110 §10.2.3); a date is ignored.
+fn seconds(value: &HeaderValue) -> Option<Duration> {
+    value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// Sanitizes a collector's text for the log.
+pub(crate) fn reported(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes.get(..REPORTED_BYTES_MAX).unwrap_or(bytes));
+    text.trim().replace(char::is_control, " ")
+}
+
+/// Classifies an error of HTTP/1.1: parse errors mean another protocol, all others a broken connection.
+fn broken(error: hyper::Error) -> Failed {
+    match error.is_parse() {
+        true => protocol(error),
+        false => Failed::Broken(error.to_string()),
+    }
+}
+
+/// Classifies an error of HTTP/2.
+fn broken_call(error: h2::Error) -> Failed {
+    match error.is_io() || error.is_remote() {
+        true => Failed::Broken(error.to_string()),
+        false => protocol(error),
+    }
+}
+
+fn protocol(error: impl std::fmt::Display) -> Failed {
+    Failed::Protocol(error.to_string())
+}
+
+/// The trailer with details of a gRPC error.
+const DETAILS: &str = "grpc-status-details-bin";
+/// The maximum length of a logged text.
+const REPORTED_BYTES_MAX: usize = 256;

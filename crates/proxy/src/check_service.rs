@@ -1,0 +1,186 @@
+//! Clients of check services: gRPC calls made for a request, bounded in number, size and time.
+
+mod inside;
+mod outside;
+mod protobuf;
+
+pub(crate) mod authorization;
+pub(crate) mod limit;
+
+pub(crate) use inside::answer;
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use leno_model::{CheckService, CheckServiceAddress, Reason};
+use leno_outside::Sessions;
+use leno_telemetry::LogLimit;
+use rustc_hash::FxHashMap;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use self::outside::Connections;
+use crate::http::ahead::Taken;
+use crate::http::grpc::message::{self, NotOne};
+use crate::worker::Worker;
+
+/// The check services that one thread has called.
+pub(crate) struct CheckServices {
+    known: RefCell<FxHashMap<CheckServiceAddress, Rc<ServiceState>>>,
+    sessions: Sessions,
+    /// Memory used by buffered body prefixes, on this thread.
+    pub(crate) ahead: Rc<Taken>,
+}
+
+/// One check service.
+struct ServiceState {
+    at: CheckServiceAddress,
+    /// Permits for check requests in flight.
+    places: Semaphore,
+    /// The connections to a service outside the mesh.
+    connections: Rc<Connections>,
+    /// True if the last call succeeded; used to log a failure once.
+    is_well: Cell<bool>,
+    /// Limits the log lines about a service that fails intermittently.
+    logs: RefCell<LogLimit>,
+}
+
+/// The reason why a check request has no response.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoAnswer {
+    /// The timeout has expired.
+    #[error("it did not respond in time")]
+    Late,
+    /// The service cannot be reached.
+    #[error("it cannot be reached: {0}")]
+    Unreachable(String),
+    /// The mesh has no route to the service.
+    #[error("it cannot be reached: {}", .0.label())]
+    Mesh(Reason),
+    /// The service responded with this HTTP status.
+    #[error("it responded with status {0}")]
+    Status(u16),
+    /// The service responded with this gRPC status.
+    #[error("it responded with gRPC status {0}")]
+    Grpc(String),
+    /// The response is not a valid gRPC response.
+    #[error("it does not support gRPC, or the connection failed: {0}")]
+    Protocol(String),
+    /// The response message cannot be used.
+    #[error("its response is invalid: {0}")]
+    Unusable(String),
+}
+
+impl From<NotOne> for NoAnswer {
+    fn from(error: NotOne) -> Self {
+        Self::Unusable(error.to_string())
+    }
+}
+
+impl CheckServices {
+    pub(crate) fn new(roots: Option<PathBuf>) -> Self {
+        Self { known: RefCell::default(), sessions: Sessions::new(roots), ahead: Rc::default() }
+    }
+
+    fn state(&self, at: &CheckServiceAddress) -> Rc<ServiceState> {
+        let mut known = self.known.borrow_mut();
+        if let Some(state) = known.get(at) {
+            return state.clone();
+        }
+        // Entries of removed rules are dropped; those still in use are created again on the next call.
+        if known.len() >= SERVICES_MAX {
+            known.clear();
+        }
+        let state = Rc::new(ServiceState {
+            at: at.clone(),
+            places: Semaphore::new(UNDER_WAY_MAX),
+            connections: Rc::default(),
+            is_well: Cell::new(true),
+            logs: RefCell::default(),
+        });
+        known.insert(at.clone(), state.clone());
+        state
+    }
+}
+
+/// Sends a check request to a service. `read` converts the response message.
+pub(crate) async fn ask<T>(
+    worker: &Rc<Worker>,
+    check_service: &CheckService,
+    (method, message): (&'static str, Vec<u8>),
+    read: impl FnOnce(Bytes) -> Result<T, NoAnswer>,
+) -> Result<T, NoAnswer> {
+    let state = worker.check_services.state(&check_service.at);
+    let question =
+        Question { method, message: message::framed(&message), time: check_service.timeout };
+    // The message may contain a body: do not keep two copies.
+    drop(message);
+    let asked = async {
+        let place = state.places.acquire().await;
+        let _place = place.map_err(|_| NoAnswer::Late)?;
+        match &state.at {
+            CheckServiceAddress::Service { service, port } => {
+                inside::ask(worker, (service, *port), &question).await
+            }
+            CheckServiceAddress::Outside(server) => {
+                state.connections.ask(worker, server, &question).await
+            }
+        }
+    };
+    let answer = match timeout(check_service.timeout, asked).await {
+        Ok(answer) => answer.and_then(read),
+        Err(_) => {
+            state.connections.was_late();
+            Err(NoAnswer::Late)
+        }
+    };
+    state.tell(&answer);
+    answer
+}
+
+/// A check request.
+struct Question {
+    /// The path of the gRPC method.
+    method: &'static str,
+    /// The length-prefixed message.
+    message: Bytes,
+    /// The time limit for the response.
+    time: std::time::Duration,
+}
+
+impl Question {
+    /// Returns the value of `grpc-timeout`.
+    fn timeout(&self) -> String {
+        format!("{}m", self.time.as_millis().max(1))
+    }
+}
+
+impl ServiceState {
+    fn tell<T>(&self, answer: &Result<T, NoAnswer>) {
+        if self.is_well.replace(answer.is_ok()) == answer.is_ok() {
+            return;
+        }
+        let line = self.logs.borrow_mut().permit(Instant::now());
+        let Some(suppressed) = line.map(|line| line.suppressed) else { return };
+        match answer {
+            Err(error) => {
+                tracing::warn!(check_service = %self.at, %error, suppressed, "check service does not respond; failed checks are counted");
+            }
+            Ok(_) => {
+                tracing::info!(check_service = %self.at, suppressed, "check service responds again")
+            }
+        }
+    }
+}
+
+/// The maximum number of check requests in flight from one data thread to one service. Others wait, within
+/// their timeout.
+const UNDER_WAY_MAX: usize = 256;
+/// The maximum number of cached services; more than the rules of a workload name.
+const SERVICES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests;

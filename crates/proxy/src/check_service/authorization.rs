@@ -1,0 +1,252 @@
+//! Client of external authorization services: `envoy.service.auth.v3.Authorization/Check`.
+
+use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::StatusCode;
+use leno_model::{FixedAnswer, Header, HeaderEdits, ServiceName, SpiffeId};
+use leno_traffic::RequestView;
+use leno_traffic::guard::{CompiledAuthorization, HeaderChange, How, edits_of, request_edits};
+use prost::Message;
+
+use super::NoAnswer;
+use super::protobuf::{
+    Address, Asked, Attributes, CheckRequest, CheckResponse, Denied, HeaderValueOption,
+    HttpRequest, Okay, Pair, Peer, SocketAddress, Time,
+};
+use crate::http::ahead::Excerpt;
+use crate::http::request::Request;
+
+/// The decision of the service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The request is allowed, with these changes of the request and response headers.
+    Allowed { request: HeaderEdits, response: HeaderEdits },
+    /// The client receives this response.
+    Denied(FixedAnswer),
+}
+
+/// The two ends of a request, as reported to the service.
+pub(crate) struct Ends<'a> {
+    /// The source address of the connection.
+    pub(crate) from: SocketAddr,
+    /// The authenticated identity of the client.
+    pub(crate) client: Option<&'a SpiffeId>,
+    /// The address of the application.
+    pub(crate) to: SocketAddr,
+    /// The identity of this workload.
+    pub(crate) server: &'a SpiffeId,
+    /// The service that metrics attribute the port to.
+    pub(crate) service: Option<&'a ServiceName>,
+}
+
+/// Builds the check request, with this excerpt of the body.
+pub(crate) fn question(
+    rule: &CompiledAuthorization,
+    (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
+    ends: &Ends<'_>,
+    excerpt: Option<Excerpt>,
+) -> Vec<u8> {
+    let peer = |address: SocketAddr, id: Option<&SpiffeId>| Peer {
+        address: Some(Address {
+            socket_address: Some(SocketAddress {
+                address: address.ip().to_canonical().to_string(),
+                port_value: address.port().into(),
+            }),
+        }),
+        service: String::new(),
+        principal: id.map(ToString::to_string).unwrap_or_default(),
+    };
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let time = Time {
+        seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(since.subsec_nanos()).unwrap_or(0),
+    };
+    let path = match view.query {
+        Some(query) => format!("{}?{query}", view.path),
+        None => view.path.to_owned(),
+    };
+    let first = |name: &str| view.fields.first(name).map(|it| it.into_owned());
+    let mut headers = reported_headers(rule, (request, view, edits), &path);
+    let whole = excerpt.as_ref().filter(|it| !it.is_partial).map(|it| it.bytes.len());
+    if let Some(excerpt) = &excerpt {
+        let value = excerpt.is_partial.to_string();
+        headers.push(Pair { key: PARTIAL_BODY.to_owned(), value });
+    }
+    let declared = first("content-length").and_then(|length| length.parse().ok());
+    let whole = whole.and_then(|bytes| i64::try_from(bytes).ok());
+    let as_bytes = rule.rule.body.is_some_and(|body| body.as_bytes);
+    let (body, raw_body) = match excerpt {
+        Some(excerpt) if as_bytes => (String::new(), excerpt.bytes),
+        Some(excerpt) => (text(&excerpt), Bytes::new()),
+        None => Default::default(),
+    };
+    let http = HttpRequest {
+        id: first("x-request-id").unwrap_or_default(),
+        method: view.method.to_owned(),
+        headers,
+        path,
+        host: view.authority.to_owned(),
+        scheme: SCHEME.to_owned(),
+        size: declared.or(whole).unwrap_or(-1),
+        protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
+        body,
+        raw_body,
+    };
+    let destination = Peer {
+        service: ends.service.map(ToString::to_string).unwrap_or_default(),
+        ..peer(ends.to, Some(ends.server))
+    };
+    let context = rule.rule.context.iter();
+    let context = context.map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
+    let attributes = Attributes {
+        source: Some(peer(ends.from, ends.client)),
+        destination: Some(destination),
+        request: Some(Asked { time: Some(time), http: Some(http) }),
+        context_extensions: context.collect(),
+    };
+    CheckRequest { attributes: Some(attributes) }.encode_to_vec()
+}
+
+/// Returns an excerpt as text, for services that take text only; protobuf strings must be UTF-8. A character
+/// that the end of the excerpt truncates is left out if all bytes before it are valid.
+fn text(excerpt: &Excerpt) -> String {
+    let bytes = match std::str::from_utf8(&excerpt.bytes) {
+        Err(cut) if excerpt.is_partial && cut.error_len().is_none() => {
+            excerpt.bytes.slice(..cut.valid_up_to())
+        }
+        Ok(_) | Err(_) => excerpt.bytes.clone(),
+    };
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns the headers that the rule selects, each once, in lower case. The values of repeated headers are
+/// joined.
+fn reported_headers(
+    rule: &CompiledAuthorization,
+    (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
+    path: &str,
+) -> Vec<Pair> {
+    let is_reported = |name: &str| match &rule.rule.headers {
+        None => true,
+        Some(names) => names.iter().any(|reported| reported == name),
+    };
+    let pseudo = [
+        (":authority", view.authority),
+        (":method", view.method),
+        (":path", path),
+        (":scheme", SCHEME),
+    ];
+    let mut reported: Vec<Pair> = Vec::new();
+    for (key, value) in pseudo {
+        // A list of names selects headers, not pseudo-headers; other attributes of the check request contain
+        // their values.
+        if rule.rule.headers.is_none() {
+            reported.push(Pair { key: key.to_owned(), value: value.to_owned() });
+        }
+    }
+    for field in &request.head.fields {
+        let name = String::from_utf8_lossy(field.name.of(&request.bytes)).to_ascii_lowercase();
+        let value = String::from_utf8_lossy(field.value.of(&request.bytes));
+        let is_changed = edits.remove.contains(&name) || edits.set.iter().any(|it| it.name == name);
+        // Clients must not set the header that marks a partial body.
+        if field.hop_by_hop
+            || is_changed
+            || name == PARTIAL_BODY
+            || !is_reported(if name == "host" { ":authority" } else { &name })
+        {
+            continue;
+        }
+        match reported.iter_mut().find(|known| known.key == name) {
+            Some(known) => known.value.extend([",", &value]),
+            None => reported.push(Pair { key: name, value: value.into_owned() }),
+        }
+    }
+    let set = edits.set.iter().filter(|set| is_reported(&set.name));
+    reported.extend(set.map(|set| Pair { key: set.name.clone(), value: set.value.clone() }));
+    reported
+}
+
+/// Converts a response to the decision for a request with these fields.
+pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+    let answer = CheckResponse::decode(answer).map_err(unusable)?;
+    if answer.error.is_some() {
+        return Err(NoAnswer::Grpc("it reported an error".to_owned()));
+    }
+    let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
+    match (is_ok, answer.denied, answer.ok) {
+        // An empty message allows the request, as in Envoy.
+        (true, None, ok) => allowed(ok.unwrap_or_default(), view),
+        (_, denied, _) => Ok(Verdict::Denied(denied_with(denied.unwrap_or_default()))),
+    }
+}
+
+fn allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+    if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
+        return Err(unusable("it changes the query string, which is not supported"));
+    }
+    let changes = |options: Vec<HeaderValueOption>, default| {
+        options.into_iter().map(move |it| change(it, default)).collect::<Result<Vec<_>, _>>()
+    };
+    // The defaults of Envoy for an unspecified append action.
+    let request = changes(ok.headers, How::Replace)?;
+    let response = changes(ok.response_headers_to_add, How::Append)?;
+    let remove: Vec<String> =
+        ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase()).collect();
+    Ok(Verdict::Allowed {
+        request: request_edits(&request, &remove, view.fields).map_err(unusable)?,
+        response: edits_of(&response).map_err(unusable)?,
+    })
+}
+
+fn denied_with(denied: Denied) -> FixedAnswer {
+    let status = denied.status.map(|status| status.code).unwrap_or_default();
+    let status = u16::try_from(status).ok().filter(|status| FixedAnswer::may_have(*status));
+    let mut headers = Vec::new();
+    for option in denied.headers {
+        // The request is denied even if some of the headers are invalid.
+        let Ok(HeaderChange { name, value, .. }) = change(option, How::Append) else { continue };
+        if HeaderEdits::is_name(&name)
+            && HeaderEdits::may_edit(&name)
+            && HeaderEdits::is_value(&value)
+        {
+            headers.push(Header { name, value });
+        }
+    }
+    let body = (!denied.body.is_empty()).then_some(denied.body);
+    let status = status.unwrap_or(StatusCode::FORBIDDEN.as_u16());
+    FixedAnswer { status: Some(status), body, headers }
+}
+
+/// Converts a header option. `default` applies if the option does not specify an action.
+fn change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAnswer> {
+    let header = option.header.unwrap_or_default();
+    let value = match header.raw_value.is_empty() {
+        true => header.value,
+        false => String::from_utf8(header.raw_value).map_err(unusable)?,
+    };
+    let how = match (option.append, option.append_action) {
+        (Some(append), _) if append.value => How::Append,
+        (Some(_), _) | (None, 2) => How::Replace,
+        (None, 0) => default,
+        (None, 1) => How::IfAbsent,
+        (None, 3) => How::IfPresent,
+        (None, action) => return Err(unusable(format!("append_action {action} is unknown"))),
+    };
+    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how })
+}
+
+fn unusable(why: impl std::fmt::Display) -> NoAnswer {
+    NoAnswer::Unusable(why.to_string())
+}
+
+/// The gRPC method.
+pub(crate) const METHOD: &str = "/envoy.service.auth.v3.Authorization/Check";
+/// The header that indicates whether the body is partial.
+const PARTIAL_BODY: &str = "x-envoy-auth-partial-body";
+/// The scheme used towards the application.
+const SCHEME: &str = "http";
+
+#[cfg(test)]
+mod tests;

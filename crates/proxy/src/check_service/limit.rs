@@ -1,0 +1,152 @@
+//! Client of rate limit services: `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use leno_model::{FixedAnswer, HeaderEdits};
+use leno_traffic::RequestView;
+use leno_traffic::guard::{
+    CompiledGlobalLimit, Described, HeaderChange, How, edits_of, request_edits,
+};
+use prost::Message;
+
+use super::NoAnswer;
+use super::protobuf::{
+    DescriptorStatus, HeaderValue, Number, Pair, RateLimitDescriptor, RateLimitRequest,
+    RateLimitResponse,
+};
+
+/// The decision of the service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The request is within the limits and continues, with these changes of the request and response headers.
+    Room { request: HeaderEdits, response: HeaderEdits },
+    /// The request is over a limit. `wait` is the time until the limit resets, if known.
+    Full { answer: FixedAnswer, wait: Option<Duration> },
+}
+
+/// Builds the rate limit request for these descriptors.
+pub(crate) fn question(limit: &CompiledGlobalLimit, described: Vec<Described>) -> Vec<u8> {
+    let first = described.first().map_or(1, |it| it.hits);
+    // If all descriptors have the same `hits_addend`, it is set on the request, which older services support.
+    let same = described.iter().all(|it| it.hits == first);
+    let descriptors = described.into_iter().map(|it| RateLimitDescriptor {
+        entries: it.entries.into_iter().map(|(key, value)| Pair { key, value }).collect(),
+        hits_addend: (!same).then(|| Number { value: it.hits.into() }),
+    });
+    let question = RateLimitRequest {
+        domain: limit.rule.domain.clone(),
+        descriptors: descriptors.collect(),
+        hits_addend: if same { first } else { 1 },
+    };
+    question.encode_to_vec()
+}
+
+/// Converts a response to the decision for a request with these fields.
+pub(crate) fn verdict(
+    answer: Bytes,
+    limit: &CompiledGlobalLimit,
+    view: &RequestView<'_>,
+) -> Result<Verdict, NoAnswer> {
+    let RateLimitResponse {
+        overall_code,
+        statuses,
+        response_headers_to_add,
+        request_headers_to_add,
+        raw_body,
+    } = RateLimitResponse::decode(answer).map_err(unusable)?;
+    let reported_limits = if limit.rule.tells { reported_limits(&statuses) } else { Vec::new() };
+    match overall_code {
+        OK => {
+            let mut reported = changes(response_headers_to_add)?;
+            reported.extend(reported_limits);
+            let response = edits_of(&reported).map_err(unusable)?;
+            let request = changes(request_headers_to_add)?;
+            let request = request_edits(&request, &[], view.fields).map_err(unusable)?;
+            Ok(Verdict::Room { request, response })
+        }
+        OVER_LIMIT => {
+            let own = limit.answer.as_deref().cloned().unwrap_or_default();
+            let said = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
+            // The request is over the limit even if some of the headers are invalid.
+            let reported = response_headers_to_add.into_iter().filter_map(|it| change(it).ok());
+            let reported =
+                reported.chain(reported_limits).filter_map(|change| edits_of(&[change]).ok());
+            let reported =
+                reported.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
+            let headers = own.headers.into_iter().chain(reported).collect();
+            let answer = FixedAnswer { status: own.status, body: own.body.or(said), headers };
+            let full = statuses.iter().filter(|status| status.code == OVER_LIMIT);
+            Ok(Verdict::Full { answer, wait: full.filter_map(until_reset).max() })
+        }
+        code => Err(unusable(format!("overall_code {code} is unknown"))),
+    }
+}
+
+fn changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, NoAnswer> {
+    headers.into_iter().map(change).collect()
+}
+
+fn change(header: HeaderValue) -> Result<HeaderChange, NoAnswer> {
+    let value = match header.raw_value.is_empty() {
+        true => header.value,
+        false => String::from_utf8(header.raw_value).map_err(unusable)?,
+    };
+    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how: How::Append })
+}
+
+/// Returns the limit with the fewest remaining requests, in the three headers of
+/// `draft-polli-ratelimit-headers-03`, as Envoy writes them.
+fn reported_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
+    let limited =
+        statuses.iter().filter_map(|status| Some((status, status.current_limit.as_ref()?)));
+    let Some((least, limit)) = limited.clone().min_by_key(|(status, _)| status.limit_remaining)
+    else {
+        return Vec::new();
+    };
+    let mut quotas = limit.requests_per_unit.to_string();
+    for (_, limit) in limited {
+        let Some(window) = seconds_of(limit.unit) else { continue };
+        quotas.push_str(&format!(", {};w={window}", limit.requests_per_unit));
+        let is_quotable = |byte: u8| byte.is_ascii_graphic() && !b"\"\\".contains(&byte);
+        if !limit.name.is_empty() && limit.name.bytes().all(is_quotable) {
+            quotas.push_str(&format!(";name=\"{}\"", limit.name));
+        }
+    }
+    let reset = until_reset(least).unwrap_or_default().as_secs();
+    [
+        ("x-ratelimit-limit", quotas),
+        ("x-ratelimit-remaining", least.limit_remaining.to_string()),
+        ("x-ratelimit-reset", reset.to_string()),
+    ]
+    .map(|(name, value)| HeaderChange { name: name.to_owned(), value, how: How::Replace })
+    .into()
+}
+
+fn until_reset(status: &DescriptorStatus) -> Option<Duration> {
+    let time = status.duration_until_reset.as_ref()?;
+    Some(Duration::new(u64::try_from(time.seconds).ok()?, u32::try_from(time.nanos).ok()?))
+}
+
+/// Returns the length of a `RateLimitResponse.RateLimit` unit.
+fn seconds_of(unit: i32) -> Option<u64> {
+    const DAY: u64 = 24 * 3600;
+    let (_, seconds) =
+        [(1, 1), (2, 60), (3, 3600), (4, DAY), (5, 30 * DAY), (6, 365 * DAY), (7, 7 * DAY)]
+            .into_iter()
+            .find(|(known, _)| *known == unit)?;
+    Some(seconds)
+}
+
+fn unusable(why: impl std::fmt::Display) -> NoAnswer {
+    NoAnswer::Unusable(why.to_string())
+}
+
+/// The gRPC method.
+pub(crate) const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// `RateLimitResponse.Code`.
+const OK: i32 = 1;
+const OVER_LIMIT: i32 = 2;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Rate limit requests and responses.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue, GlobalLimit,
+    PortLimits, RateLimits, Server, ServicePolicyKind, ServicePolicyName, Unanswered,
+};
+use leno_traffic::Guards;
+use leno_traffic::guard::Asking;
+
+use super::super::protobuf::{CurrentLimit, Time};
+use super::*;
+use crate::tests::fixture;
+
+fn with_limit(tells: bool, check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>, Vec<Described>)) {
+    let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9000").unwrap());
+    let timeout = Duration::from_millis(20);
+    let entry = |key: &str, value| DescriptorEntry { key: key.to_owned(), value };
+    let descriptor = |entries, hits| Descriptor { requests: Vec::new(), entries, hits };
+    let global = GlobalLimit {
+        check_service: CheckService { at, timeout, unanswered: Unanswered::Allow },
+        domain: "shop".to_owned(),
+        descriptors: vec![
+            descriptor(vec![entry("path", DescriptorValue::Path)], 1),
+            descriptor(vec![entry("rule", DescriptorValue::Text("dear".to_owned()))], 3),
+        ],
+        answer: FixedAnswer { status: Some(503), ..FixedAnswer::default() },
+        tells,
+    };
+    let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
+    let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", "all").unwrap();
+    let mut plan = fixture::plan("a", leno_model::Access::Permissive);
+    plan.limits = BTreeMap::from([(80, vec![PortLimits { policy, limits }])]);
+    let guards = Guards::build(&plan).unwrap().unwrap();
+    let fields: Vec<(String, String)> = Vec::new();
+    let view =
+        RequestView { method: "GET", path: "/a", query: None, authority: "a", fields: &fields };
+    let asking = Asking { account: None, address: [127, 0, 0, 1].into() };
+    let (limit, described) = guards.at(80).unwrap().limits(&view, asking).next().unwrap();
+    check(limit, &view, described);
+}
+
+#[test]
+fn hits_are_said_once_where_they_are_the_same() {
+    with_limit(false, |limit, _, described| {
+        let one = question(limit, described[..1].to_vec());
+        let one = RateLimitRequest::decode(&*one).unwrap();
+        assert_eq!((one.domain.as_str(), one.hits_addend), ("shop", 1));
+        assert_eq!(one.descriptors[0].hits_addend, None);
+        let both = RateLimitRequest::decode(&*question(limit, described)).unwrap();
+        let hits = both.descriptors.iter().map(|it| it.hits_addend.as_ref().unwrap().value);
+        assert_eq!(hits.collect::<Vec<_>>(), [1, 3]);
+    });
+}
+
+fn status(code: i32, limit: u32, remaining: u32, seconds: i64) -> DescriptorStatus {
+    DescriptorStatus {
+        code,
+        current_limit: Some(CurrentLimit {
+            requests_per_unit: limit,
+            unit: 2,
+            name: if limit == 10 { "ten".to_owned() } else { String::new() },
+        }),
+        limit_remaining: remaining,
+        duration_until_reset: Some(Time { seconds, nanos: 0 }),
+    }
+}
+
+#[test]
+fn clients_are_reported_the_limit_that_has_least_left() {
+    let response = RateLimitResponse {
+        overall_code: OK,
+        statuses: vec![status(OK, 10, 4, 7), status(OK, 100, 90, 30)],
+        ..RateLimitResponse::default()
+    };
+    for tells in [true, false] {
+        with_limit(tells, |limit, view, _| {
+            let verdict = verdict(response.encode_to_vec().into(), limit, view).unwrap();
+            let Verdict::Room { response, .. } = verdict else { panic!("{verdict:?}") };
+            let reported: Vec<_> =
+                response.set.iter().map(|it| format!("{}: {}", it.name, it.value)).collect();
+            let all = [
+                "x-ratelimit-limit: 10, 10;w=60;name=\"ten\", 100;w=60",
+                "x-ratelimit-remaining: 4",
+                "x-ratelimit-reset: 7",
+            ];
+            assert_eq!(reported, if tells { &all[..] } else { &[] });
+        });
+    }
+}
+
+#[test]
+fn what_is_too_much_is_answered_as_the_policy_says() {
+    let response = RateLimitResponse {
+        overall_code: OVER_LIMIT,
+        statuses: vec![status(OVER_LIMIT, 10, 0, 7), status(OK, 100, 90, 30)],
+        raw_body: b"slowly".to_vec(),
+        ..RateLimitResponse::default()
+    };
+    with_limit(false, |limit, view, _| {
+        let full = verdict(response.encode_to_vec().into(), limit, view).unwrap();
+        let Verdict::Full { answer, wait } = full else { panic!("{full:?}") };
+        assert_eq!((answer.status, answer.body.as_deref()), (Some(503), Some("slowly")));
+        assert_eq!(wait, Some(Duration::from_secs(7)));
+        let unknown = RateLimitResponse::default();
+        let unknown = verdict(unknown.encode_to_vec().into(), limit, view);
+        assert!(matches!(unknown, Err(NoAnswer::Unusable(_))));
+        // Invalid headers do not lift the limit.
+        let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
+        let response = RateLimitResponse {
+            overall_code: OVER_LIMIT,
+            response_headers_to_add: vec![wrong],
+            ..RateLimitResponse::default()
+        };
+        let full = verdict(response.encode_to_vec().into(), limit, view);
+        assert!(matches!(full, Ok(Verdict::Full { .. })), "{full:?}");
+    });
+}

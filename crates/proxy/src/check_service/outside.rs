@@ -1,0 +1,230 @@
+//! Requests to check services outside the mesh, over a few HTTP/2 connections shared by one thread.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use bytes::{Bytes, BytesMut};
+use h2::client::SendRequest;
+use http::header::{CONTENT_TYPE, HeaderMap, TE};
+use http::{Request, Version};
+use leno_model::{AddressClass, Reason, Scheme, Server};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::{NoAnswer, Question};
+use crate::http::grpc::message;
+use crate::http2::client::{Http2Lease, Http2Pool, greet_new, is_unprocessed};
+use crate::io::{Io, Stream};
+use crate::worker::Worker;
+
+/// The connections of one thread to one check service.
+#[derive(Default)]
+pub(super) struct Connections {
+    pool: Http2Pool,
+    /// True while a task opens another connection.
+    is_opening: Cell<bool>,
+    /// The error of the last connection attempt.
+    failed: RefCell<Option<NoAnswer>>,
+    /// Wakes the requests that wait for such an attempt.
+    opened: Notify,
+    /// The number of consecutive requests that timed out.
+    late: Cell<u32>,
+}
+
+/// The end of one attempt without a response.
+enum Unanswered {
+    /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset`:
+    /// the server reset the stream.
+    Unprocessed { lease: Http2Lease, is_reset: bool, error: NoAnswer },
+    /// The server may have processed the request.
+    Final(NoAnswer),
+}
+
+impl From<NoAnswer> for Unanswered {
+    fn from(error: NoAnswer) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl Connections {
+    /// Sends a check request, again if the server did not process it. As long as the server processes other
+    /// requests, the timeout is the only bound.
+    pub(super) async fn ask(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        server: &Server,
+        question: &Question,
+    ) -> Result<Bytes, NoAnswer> {
+        let mut attempts = 1;
+        loop {
+            let (lease, is_reset, error) = match self.attempt(worker, server, question).await {
+                Ok(answer) => return Ok(answer),
+                Err(Unanswered::Final(error)) => return Err(error),
+                Err(Unanswered::Unprocessed { lease, is_reset, error }) => (lease, is_reset, error),
+            };
+            if !lease.progresses(is_reset).await {
+                if attempts == ATTEMPTS_MAX {
+                    return Err(error);
+                }
+                attempts += 1;
+            }
+        }
+    }
+
+    async fn attempt(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        server: &Server,
+        question: &Question,
+    ) -> Result<Bytes, Unanswered> {
+        let mut lease = self.lease(worker, server).await?;
+        let request = Request::post(format!("{server}{}", question.method))
+            .version(Version::HTTP_2)
+            .header(CONTENT_TYPE, "application/grpc")
+            .header(TE, "trailers")
+            .header("grpc-timeout", question.timeout())
+            .body(())
+            .map_err(protocol)?;
+        let (response, mut stream) = match lease.send(request, false) {
+            Ok(opened) => opened,
+            Err(reason) => {
+                return Err(Unanswered::Unprocessed {
+                    lease,
+                    is_reset: false,
+                    error: reason.into(),
+                });
+            }
+        };
+        // If the server has ended the stream, the response reports it.
+        drop(stream.send_data(question.message.clone(), true));
+        let response = match response.await {
+            Ok(response) => response,
+            Err(error) if is_unprocessed(&error) => {
+                let is_reset = error.is_reset();
+                return Err(Unanswered::Unprocessed { lease, is_reset, error: protocol(error) });
+            }
+            Err(error) => return Err(protocol(error).into()),
+        };
+        lease.processed();
+        self.late.set(0);
+        let (head, mut body) = response.into_parts();
+        if !head.status.is_success() {
+            return Err(NoAnswer::Status(head.status.as_u16()).into());
+        }
+        let mut answer = BytesMut::new();
+        while let Some(chunk) = body.data().await {
+            let chunk = chunk.map_err(protocol)?;
+            body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
+            message::take(&mut answer, &chunk).map_err(NoAnswer::from)?;
+        }
+        let trailers = body.trailers().await.map_err(protocol)?.unwrap_or_default();
+        match status(&trailers).or_else(|| status(&head.headers)).as_deref() {
+            Some("0") => Ok(message::unframed(answer.freeze()).map_err(NoAnswer::from)?),
+            Some(status) => Err(NoAnswer::Grpc(status.to_owned()).into()),
+            None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned()).into()),
+        }
+    }
+
+    /// Records that a request timed out. After several consecutive timeouts the connections may be broken.
+    pub(super) fn was_late(&self) {
+        let late = self.late.get().saturating_add(1);
+        self.late.set(late);
+        if late >= LATE_MAX {
+            self.late.set(0);
+            self.pool.clear();
+        }
+    }
+
+    /// Returns a connection with room for one stream. If all open connections are full, a separate task opens
+    /// another one, so that the next request finds it open even if this one times out. Free streams of open
+    /// connections are used as soon as available, also while no other connection can be opened: a server may
+    /// accept only a few.
+    async fn lease(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        server: &Server,
+    ) -> Result<Http2Lease, NoAnswer> {
+        loop {
+            if let Some(lease) = self.pool.room().await {
+                return Ok(lease);
+            }
+            let opened = self.opened.notified();
+            tokio::pin!(opened);
+            opened.as_mut().enable();
+            if !self.is_opening.replace(true) {
+                // The task ends by itself, soon: with a connection or without.
+                tokio::task::spawn_local(self.clone().open(worker.clone(), server.clone()));
+            }
+            tokio::select! {
+                biased;
+                () = opened => {}
+                Some(lease) = self.pool.room_on_open() => return Ok(lease),
+            }
+            let Some(error) = self.failed.borrow().clone() else { continue };
+            if !self.pool.is_open() {
+                return Err(error);
+            }
+            if let Some(lease) = self.pool.room_on_open().await {
+                return Ok(lease);
+            }
+        }
+    }
+
+    async fn open(self: Rc<Self>, worker: Rc<Worker>, server: Server) {
+        let max_wait = worker.config.limits.connect_timeout;
+        let opened = timeout(max_wait, connect(&worker, &server)).await;
+        let failed = match opened.unwrap_or(Err(NoAnswer::Late)) {
+            Ok(send) => {
+                self.pool.keep(send, None);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        self.failed.replace(failed);
+        self.is_opening.set(false);
+        self.opened.notify_waiters();
+    }
+}
+
+async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, NoAnswer> {
+    // The server is named by a rule of a namespace; it must not be a cloud metadata service.
+    let permits = |address| AddressClass::of(address) != AddressClass::Special;
+    let dial = &worker.config.interception;
+    let connect = async || -> Result<_, NoAnswer> {
+        let tcp = leno_outside::connect_permitted(server, dial, permits).await;
+        let tcp = tcp.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
+        let stream = match server.scheme {
+            Scheme::Http => Stream::Plain(tcp),
+            Scheme::Https => {
+                let session = worker.check_services.sessions.open((server, b"h2"), tcp).await;
+                let session = session.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
+                Stream::Client(Box::new(session))
+            }
+        };
+        Ok((Io::new(stream), ()))
+    };
+    greet_new(connect).await.map_err(|error| match error {
+        NoAnswer::Mesh(Reason::ConnectFailed) => {
+            NoAnswer::Unreachable("it closes connections before a request".to_owned())
+        }
+        NoAnswer::Mesh(_) => NoAnswer::Unreachable("it does not support HTTP/2".to_owned()),
+        error => error,
+    })
+}
+
+fn status(fields: &HeaderMap) -> Option<String> {
+    let status = fields.get("grpc-status")?;
+    Some(status.to_str().unwrap_or("2").chars().take(STATUS_CHARACTERS_MAX).collect())
+}
+
+fn protocol(error: impl std::fmt::Display) -> NoAnswer {
+    NoAnswer::Protocol(error.to_string())
+}
+
+/// The maximum number of attempts of one request that a server does not process while it processes no other
+/// request either.
+pub(super) const ATTEMPTS_MAX: u32 = 3;
+/// The number of consecutive timeouts after which another connection is opened.
+const LATE_MAX: u32 = 8;
+/// gRPC statuses have at most two digits.
+const STATUS_CHARACTERS_MAX: usize = 8;

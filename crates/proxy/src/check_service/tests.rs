@@ -1,0 +1,426 @@
+//! External authorization and rate limits between two sidecars and a check service.
+
+mod bodies;
+mod goaway;
+mod room;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use leno_model::{
+    Authorization, Descriptor, DescriptorEntry, DescriptorValue, FixedAnswer, GlobalLimit, Guard,
+    PathMatch, PortGuard, PortLimits, Protocol, RateLimits, RequestMatch, Server,
+    ServicePolicyKind, ServicePolicyName, Unanswered,
+};
+use leno_telemetry::Count;
+use leno_wire::link::{Event, ResetCode, StreamKind};
+use prost::Message as _;
+use tokio::net::TcpListener;
+
+use super::protobuf::{
+    CheckRequest, CheckResponse, Denied, HeaderValue, HeaderValueOption, Okay, RateLimitRequest,
+    RateLimitResponse, Status,
+};
+use super::*;
+use crate::tests::fixture::{
+    Application, Client, Mesh, OK, PORT, Peer, Setup, at_once, closed_port, credential, run,
+    service, until, view,
+};
+
+/// A gRPC server that responds to each check request, or leaves it without a response.
+struct Asked {
+    address: SocketAddr,
+    questions: Rc<RefCell<Vec<Heard>>>,
+    connections: Rc<Cell<usize>>,
+}
+
+/// A received check request.
+#[derive(Clone)]
+struct Heard {
+    path: String,
+    message: Vec<u8>,
+}
+
+impl Asked {
+    async fn answering(answer: impl Fn(&[u8]) -> Option<Vec<u8>> + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (questions, connections) = (Rc::<RefCell<Vec<_>>>::default(), Rc::<Cell<_>>::default());
+        let (noted, count, answer) = (questions.clone(), connections.clone(), Rc::new(answer));
+        tokio::task::spawn_local(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                count.set(count.get() + 1);
+                let (noted, answer) = (noted.clone(), answer.clone());
+                tokio::task::spawn_local(async move {
+                    let mut connection = h2::server::handshake(tcp).await.unwrap();
+                    // Streams without a response stay open.
+                    let mut unanswered = Vec::new();
+                    while let Some(Ok((request, mut respond))) = connection.accept().await {
+                        let (noted, answer) = (noted.clone(), answer.clone());
+                        let (head, mut body) = request.into_parts();
+                        let (tell, reported) = tokio::sync::oneshot::channel();
+                        unanswered.push(reported);
+                        tokio::task::spawn_local(async move {
+                            let mut message = Vec::new();
+                            while let Some(chunk) = body.data().await {
+                                let chunk = chunk.unwrap();
+                                body.flow_control().release_capacity(chunk.len()).unwrap();
+                                message.extend_from_slice(&chunk);
+                            }
+                            let question = &message[5..];
+                            let path = head.uri.path().to_owned();
+                            noted.borrow_mut().push(Heard { path, message: question.into() });
+                            let Some(answer) = answer(question) else {
+                                return drop(tell.send((respond, body)));
+                            };
+                            let head = http::Response::builder()
+                                .header("content-type", "application/grpc")
+                                .body(())
+                                .unwrap();
+                            let mut stream = respond.send_response(head, false).unwrap();
+                            stream.send_data(message::framed(&answer), false).unwrap();
+                            let mut trailers = http::HeaderMap::new();
+                            trailers.insert("grpc-status", "0".parse().unwrap());
+                            stream.send_trailers(trailers).unwrap();
+                        });
+                    }
+                });
+            }
+        });
+        Self { address, questions, connections }
+    }
+
+    fn check_service(&self, unanswered: Unanswered) -> CheckService {
+        at(self.address, unanswered)
+    }
+
+    fn checks(&self) -> Vec<CheckRequest> {
+        let questions = self.questions.borrow();
+        questions.iter().map(|heard| CheckRequest::decode(&*heard.message).unwrap()).collect()
+    }
+}
+
+/// Long enough for a busy machine; tests of timeouts use a shorter time.
+const TIME: Duration = Duration::from_secs(20);
+
+fn at(address: SocketAddr, unanswered: Unanswered) -> CheckService {
+    let server = Server::parse(&format!("http://{address}")).unwrap();
+    CheckService { at: CheckServiceAddress::Outside(server), timeout: TIME, unanswered }
+}
+
+fn authorization(check_service: CheckService) -> Authorization {
+    Authorization {
+        check_service,
+        requests: Vec::new(),
+        headers: None,
+        context: Vec::new(),
+        body: None,
+    }
+}
+
+fn guard(rule: Authorization) -> PortGuard {
+    let policy =
+        ServicePolicyName::new(ServicePolicyKind::ExternalAuthorization, "bookinfo", "ask");
+    PortGuard { policy: policy.unwrap(), guard: Guard::Authorization(Box::new(rule)) }
+}
+
+fn header(key: &str, value: &str) -> HeaderValueOption {
+    let header = HeaderValue { key: key.to_owned(), value: value.to_owned(), raw_value: vec![] };
+    HeaderValueOption { header: Some(header), append: None, append_action: 0 }
+}
+
+fn allowed() -> Vec<u8> {
+    let ok = Okay {
+        headers: vec![header("x-user", "ann")],
+        headers_to_remove: vec!["cookie".to_owned()],
+        response_headers_to_add: vec![header("x-decided", "yes")],
+        ..Okay::default()
+    };
+    CheckResponse { ok: Some(ok), ..CheckResponse::default() }.encode_to_vec()
+}
+
+fn denied() -> Vec<u8> {
+    let denied = Denied {
+        status: Some(Status { code: 401 }),
+        headers: vec![header("www-authenticate", "Basic")],
+        body: "who are you?".to_owned(),
+    };
+    let status = Some(Status { code: 7 });
+    CheckResponse { status, denied: Some(denied), ..CheckResponse::default() }.encode_to_vec()
+}
+
+fn counted(mesh: &Mesh, count: Count) -> u64 {
+    mesh.server.telemetry.count(count)
+}
+
+/// Denies requests without `x-key`.
+fn by_key(question: &[u8]) -> Option<Vec<u8>> {
+    let question = CheckRequest::decode(question).unwrap();
+    let http = question.attributes.unwrap().request.unwrap().http.unwrap();
+    let has_key = http.headers.iter().any(|header| header.key == "x-key");
+    Some(if has_key { allowed() } else { denied() })
+}
+
+const KEYED: &str =
+    "GET /ratings/1?a=b HTTP/1.1\r\nhost: x\r\nx-key: k\r\nx-user: eve\r\ncookie: c\r\n\r\n";
+const BARE: &str = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n";
+
+#[test]
+fn a_service_decides_and_changes_what_it_lets_in() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_key).await;
+        let rule = Authorization {
+            context: vec![("rule".to_owned(), "all".to_owned())],
+            ..authorization(asked.check_service(Unanswered::Deny))
+        };
+        mesh.guard(vec![guard(rule)], Vec::new());
+        let mut client = Client::connect(mesh.listener).await;
+        let answer = client.ask(KEYED).await;
+        assert_eq!((answer.status, answer.field("x-decided")), (200, Some("yes")));
+        let request = app.requests().remove(0);
+        assert_eq!((request.field("x-user"), request.field("cookie")), (Some("ann"), None));
+        assert_eq!(request.head.matches("x-user").count(), 1);
+        let answer = client.ask(BARE).await;
+        assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
+        assert_eq!(answer.field("www-authenticate"), Some("Basic"));
+        assert_eq!(answer.body, b"who are you?");
+        // The connections to the service and of the client were reused.
+        assert_eq!(client.ask(KEYED).await.status, 200);
+        assert_eq!(asked.connections.get(), 1);
+        assert_eq!(app.requests().len(), 2);
+
+        let path = asked.questions.borrow()[0].path.clone();
+        assert_eq!(path, "/envoy.service.auth.v3.Authorization/Check");
+        let attributes = asked.checks().remove(0).attributes.unwrap();
+        let (source, destination) = (attributes.source.unwrap(), attributes.destination.unwrap());
+        assert_eq!(source.principal, "spiffe://cluster.local/ns/bookinfo/sa/productpage");
+        assert_eq!(destination.principal, "spiffe://cluster.local/ns/bookinfo/sa/ratings");
+        assert_eq!(destination.service, "bookinfo/ratings");
+        let port = destination.address.unwrap().socket_address.unwrap().port_value;
+        assert_eq!(port, u32::from(app.address.port()));
+        let http = attributes.request.unwrap().http.unwrap();
+        assert_eq!((http.method.as_str(), http.path.as_str()), ("GET", "/ratings/1?a=b"));
+        let reported =
+            |name: &str| http.headers.iter().find(|it| it.key == name).map(|it| &*it.value);
+        assert_eq!((reported("cookie"), reported(":path")), (Some("c"), Some("/ratings/1?a=b")));
+        assert_eq!(attributes.context_extensions[0].value, "all");
+        assert_eq!(counted(&mesh, Count::AuthorizationAllowed), 2);
+        assert_eq!(counted(&mesh, Count::AuthorizationDenied), 1);
+        until(|| mesh.server.failures() == [("denied-by-service", 1)].into()).await;
+    });
+}
+
+#[test]
+fn only_what_a_rule_is_about_is_asked_and_only_its_headers_are_reported() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_key).await;
+        let admin = PathMatch::Prefix("/admin".to_owned());
+        let rule = Authorization {
+            requests: vec![RequestMatch { path: admin, ..RequestMatch::default() }],
+            headers: Some(vec!["x-key".to_owned()]),
+            ..authorization(asked.check_service(Unanswered::Deny))
+        };
+        mesh.guard(vec![guard(rule)], Vec::new());
+        let mut client = Client::connect(mesh.listener).await;
+        assert_eq!(client.ask(BARE).await.status, 200);
+        assert!(asked.questions.borrow().is_empty());
+        for path in ["/admin", "/%61dmin", "/x/../admin/users"] {
+            let bare = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+            assert_eq!(client.ask(&bare).await.verdict(), (401, Some("denied-by-service")));
+        }
+        let request = "GET /admin HTTP/1.1\r\nhost: x\r\nx-key: k\r\nauthorization: s\r\n\r\n";
+        assert_eq!(client.ask(request).await.status, 200);
+        let http = asked.checks().pop().unwrap().attributes.unwrap().request.unwrap().http;
+        let reported: Vec<String> = http.unwrap().headers.into_iter().map(|it| it.key).collect();
+        assert_eq!(reported, ["x-key"]);
+    });
+}
+
+#[test]
+fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let silent = Asked::answering(|_| None).await;
+        let garbled = Asked::answering(|_| Some(vec![0xff; 9])).await;
+        let soon = Duration::from_millis(50);
+        for (check_service, becomes, status) in [
+            (at(closed_port(), Unanswered::Deny), Unanswered::Deny, 403),
+            (at(closed_port(), Unanswered::Allow), Unanswered::Allow, 200),
+            (
+                CheckService { timeout: soon, ..silent.check_service(Unanswered::Deny) },
+                Unanswered::Deny,
+                403,
+            ),
+            (
+                CheckService { timeout: soon, ..silent.check_service(Unanswered::Allow) },
+                Unanswered::Allow,
+                200,
+            ),
+            (garbled.check_service(Unanswered::Deny), Unanswered::Deny, 403),
+            // The response may have been a denial.
+            (garbled.check_service(Unanswered::Allow), Unanswered::Deny, 403),
+        ] {
+            let before = [Count::AuthorizationUnanswered, Count::AuthorizationSkipped]
+                .map(|it| counted(&mesh, it));
+            mesh.guard(vec![guard(authorization(check_service))], Vec::new());
+            let answer = Client::connect(mesh.listener).await.ask(BARE).await;
+            let reason = (status == 403).then_some("authorization-unavailable");
+            assert_eq!(answer.verdict(), (status, reason));
+            let after = [Count::AuthorizationUnanswered, Count::AuthorizationSkipped]
+                .map(|it| counted(&mesh, it));
+            let skipped = u64::from(becomes == Unanswered::Allow);
+            assert_eq!([after[0] - before[0], after[1] - before[1]], [1 - skipped, skipped]);
+        }
+        // The first request waits for a response that never comes, and holds no concurrency permit meanwhile;
+        // the same thread serves other requests.
+        let rule = Authorization {
+            requests: vec![RequestMatch {
+                path: PathMatch::Prefix("/slow".to_owned()),
+                ..RequestMatch::default()
+            }],
+            ..authorization(silent.check_service(Unanswered::Deny))
+        };
+        mesh.guard(vec![guard(rule)], vec![at_once("x", 1)]);
+        let asked = silent.questions.borrow().len();
+        let mut waiting = Client::connect(mesh.listener).await;
+        waiting.send("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        until(|| silent.questions.borrow().len() > asked).await;
+        assert_eq!(Client::connect(mesh.listener).await.ask(BARE).await.status, 200);
+    });
+}
+
+#[test]
+fn policies_of_the_mesh_decide_first_and_bytes_get_around_nobody() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::with_access(app.address, leno_model::Access::Strict(Vec::new())).await;
+        let asked = Asked::answering(by_key).await;
+        let rule = guard(authorization(asked.check_service(Unanswered::Deny)));
+        mesh.guard(vec![rule], Vec::new());
+        let answer = Client::connect(mesh.listener).await.ask(KEYED).await;
+        assert_eq!(answer.verdict(), (403, Some("denied")));
+        assert!(asked.questions.borrow().is_empty());
+
+        let mesh = Mesh::permissive(app.address).await;
+        let rule = guard(authorization(asked.check_service(Unanswered::Deny)));
+        mesh.guard(vec![rule], Vec::new());
+        let identity = credential(&mesh.authority, "productpage");
+        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        peer.open(StreamKind::Tcp, "", false);
+        let refused = peer.next().await;
+        assert!(
+            matches!(refused, Some(Event::Reset { code: ResetCode::Denied, .. })),
+            "{refused:?}"
+        );
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn a_service_of_the_mesh_is_asked_over_links() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_key).await;
+        let setup = Setup { protocol: Protocol::Grpc, ..Setup::default() };
+        let (_sidecar, endpoint) = mesh.server_with("authz-1", asked.address, &setup).await;
+        let known = vec![view(Protocol::Grpc, &[endpoint])];
+        let at = CheckServiceAddress::Service { service: service(), port: PORT };
+        let check_service = CheckService { at, timeout: TIME, unanswered: Unanswered::Deny };
+        mesh.guard_knowing(vec![guard(authorization(check_service.clone()))], Vec::new(), known);
+        let mut client = Client::connect(mesh.listener).await;
+        assert_eq!(client.ask(KEYED).await.status, 200);
+        assert_eq!(client.ask(BARE).await.verdict(), (401, Some("denied-by-service")));
+        assert_eq!(asked.questions.borrow().len(), 2);
+        // The service has no endpoints any more.
+        let none = vec![view(Protocol::Grpc, &[])];
+        mesh.guard_knowing(vec![guard(authorization(check_service))], Vec::new(), none);
+        let answer = client.ask(KEYED).await;
+        assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
+    });
+}
+
+fn limits(check_service: CheckService) -> PortLimits {
+    let entry = DescriptorEntry { key: "client".to_owned(), value: DescriptorValue::Client };
+    let descriptor = Descriptor { requests: Vec::new(), entries: vec![entry], hits: 2 };
+    let answer = FixedAnswer { body: Some("slowly".to_owned()), ..FixedAnswer::default() };
+    let domain = "shop".to_owned();
+    let global =
+        GlobalLimit { check_service, domain, descriptors: vec![descriptor], answer, tells: true };
+    let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", "all").unwrap();
+    PortLimits {
+        policy,
+        limits: RateLimits { global: Some(Box::new(global)), ..RateLimits::default() },
+    }
+}
+
+#[test]
+fn a_rate_limit_service_counts_for_all() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let room = Cell::new(2);
+        let asked = Asked::answering(move |_| {
+            let overall_code = if room.replace(room.get() - 1) > 0 { 1 } else { 2 };
+            let name = HeaderValue {
+                key: "x-limited-by".to_owned(),
+                value: "shop".to_owned(),
+                raw_value: Vec::new(),
+            };
+            let response_headers_to_add = vec![name];
+            let answer =
+                RateLimitResponse { overall_code, response_headers_to_add, ..Default::default() };
+            Some(answer.encode_to_vec())
+        })
+        .await;
+        mesh.guard(Vec::new(), vec![limits(asked.check_service(Unanswered::Allow))]);
+        let mut client = Client::connect(mesh.listener).await;
+        for (status, reason, body) in
+            [(200, None, &b"ok"[..]), (200, None, b"ok"), (429, Some("rate-limited"), b"slowly")]
+        {
+            let answer = client.ask(BARE).await;
+            assert_eq!((answer.verdict(), &*answer.body), ((status, reason), body));
+            assert_eq!(answer.field("x-limited-by"), Some("shop"));
+        }
+        let Heard { path, message } = asked.questions.borrow()[0].clone();
+        assert_eq!(path, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+        let question = RateLimitRequest::decode(&*message).unwrap();
+        assert_eq!((question.domain.as_str(), question.hits_addend), ("shop", 2));
+        let entry = &question.descriptors[0].entries[0];
+        assert_eq!((&*entry.key, &*entry.value), ("client", "bookinfo/productpage"));
+        assert_eq!(counted(&mesh, Count::GlobalLimitAllowed), 2);
+        assert_eq!(counted(&mesh, Count::GlobalLimitDenied), 1);
+
+        for (unanswered, verdict) in [
+            (Unanswered::Allow, (200, None)),
+            (Unanswered::Deny, (500, Some("rate-limit-unavailable"))),
+        ] {
+            mesh.guard(Vec::new(), vec![limits(at(closed_port(), unanswered))]);
+            assert_eq!(client.ask(BARE).await.verdict(), verdict);
+        }
+        assert_eq!(counted(&mesh, Count::GlobalLimitSkipped), 1);
+        assert_eq!(counted(&mesh, Count::GlobalLimitUnanswered), 1);
+    });
+}
+
+#[test]
+fn an_answer_that_goes_on_and_on_is_none() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(|_| {
+            let body = "a".repeat(message::ANSWER_BYTES_MAX);
+            let denied = Denied { body, ..Denied::default() };
+            Some(CheckResponse { denied: Some(denied), ..CheckResponse::default() }.encode_to_vec())
+        })
+        .await;
+        mesh.guard(vec![guard(authorization(asked.check_service(Unanswered::Deny)))], Vec::new());
+        let answer = Client::connect(mesh.listener).await.ask(BARE).await;
+        assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
+    });
+}

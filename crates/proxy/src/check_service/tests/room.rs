@@ -1,0 +1,44 @@
+//! Check services that accept one connection with few streams: requests wait for a free stream.
+
+use super::goaway::{accepted, verdicts};
+use super::*;
+use crate::tests::fixture::frames::{DATA, END_STREAM, Frame};
+use crate::tests::fixture::narrow::{Surplus, narrow};
+
+/// A check service that accepts one request at a time, on one connection.
+async fn narrow_check_service(surplus: Surplus, answers: bool) -> Application {
+    narrow(surplus, move |Frame { kind, flags, stream, .. }| {
+        let is_whole = *kind == DATA && flags & END_STREAM != 0;
+        (answers && is_whole).then(|| accepted(*stream))
+    })
+    .await
+}
+
+#[test]
+fn questions_wait_for_room_where_no_second_connection_can_be_opened() {
+    run(async {
+        for surplus in [Surplus::Closed, Surplus::Silent] {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let server = narrow_check_service(surplus, true).await;
+            let check_service = at(server.address, Unanswered::Deny);
+            mesh.guard(vec![guard(authorization(check_service))], Vec::new());
+            assert_eq!(verdicts(&mesh, 20).await, [200; 20], "{surplus:?}");
+            assert!(server.accepted.get() > 1, "{surplus:?}: nothing was full");
+        }
+    });
+}
+
+#[test]
+fn the_wait_for_room_ends_with_the_time_of_the_question() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let server = narrow_check_service(Surplus::Closed, false).await;
+        let timeout = Duration::from_millis(50);
+        let check_service = CheckService { timeout, ..at(server.address, Unanswered::Deny) };
+        mesh.guard(vec![guard(authorization(check_service))], Vec::new());
+        assert_eq!(verdicts(&mesh, 5).await, [403; 5]);
+        assert_eq!(counted(&mesh, Count::AuthorizationUnanswered), 5);
+    });
+}

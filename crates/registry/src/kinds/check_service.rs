@@ -1,0 +1,53 @@
+//! Reader of the address of a check service, and of the action on its failure.
+
+use std::time::Duration;
+
+use leno_model::{CheckService, CheckServiceAddress, Name, Server, ServiceName, Unanswered};
+
+use super::request_test::only_one;
+use super::service_policy::time_or;
+use crate::field::{Field, Fields};
+
+/// Reads the fields `service` or `url`, `timeout` and `onFailure`.
+pub(super) fn read(
+    fields: &Fields<'_>,
+    namespace: &Name,
+    (timeout, unanswered): (Duration, Unanswered),
+) -> Option<CheckService> {
+    let at = match only_one(fields, &["service", "url"])? {
+        "service" => service(fields.find("service")?, namespace),
+        _ => outside(fields.find("url")?),
+    };
+    let timeout =
+        time_or(fields, "timeout", (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX), timeout);
+    let unanswered = match fields.find("onFailure") {
+        Some(field) => field.word(Unanswered::ALL),
+        None => Some(unanswered),
+    };
+    Some(CheckService { at: at?, timeout: timeout?, unanswered: unanswered? })
+}
+
+fn service(field: &Field<'_>, own: &Name) -> Option<CheckServiceAddress> {
+    let fields = field.fields(&["name", "namespace", "port"])?;
+    let name = fields.require("name").and_then(Field::label);
+    let port = fields.require("port").and_then(Field::port);
+    let namespace = match fields.find("namespace") {
+        Some(field) => field.label(),
+        None => Some(own.clone()),
+    };
+    let service = ServiceName { namespace: namespace?, name: name? };
+    Some(CheckServiceAddress::Service { service, port: port? })
+}
+
+fn outside(field: &Field<'_>) -> Option<CheckServiceAddress> {
+    match Server::parse(field.text()?) {
+        Ok(server) => Some(CheckServiceAddress::Outside(server)),
+        Err(why) => {
+            field.refuse(
+                format!("{} is not a valid server: {why}", field.shown_url()),
+                "correct it, as in `http://127.0.0.1:9000`",
+            );
+            None
+        }
+    }
+}

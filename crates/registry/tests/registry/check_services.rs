@@ -1,0 +1,166 @@
+//! Tests of check services: external authorization and rate limit services.
+
+use std::time::Duration;
+
+use expect_test::expect;
+use leno_model::{
+    CheckServiceAddress, DescriptorValue, FixedAnswer, Guard, LongerBody, PathMatch, ServiceRule,
+    ShownBody, Unanswered,
+};
+
+use crate::service_policies::{check_refusals_of, policy};
+
+#[test]
+fn reads_the_documented_authorization_with_all_its_parts() {
+    let policy = policy(&crate::pages::examples("external-authorization.md")[0]);
+    assert_eq!(policy.name.to_string(), "ExternalAuthorization bookinfo/ratings");
+    let ServiceRule::Guard(Guard::Authorization(rule)) = policy.rule else { panic!("no guard") };
+    assert_eq!(rule.check_service.at.to_string(), "security/authz port 9000");
+    assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
+    assert_eq!(rule.check_service.unanswered, Unanswered::Deny);
+    assert_eq!(rule.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
+    assert_eq!(rule.requests[0].methods, ["POST"]);
+    assert_eq!(rule.headers.unwrap(), ["authorization", "x-request-id"]);
+    assert_eq!(rule.context, [("policy".to_owned(), "writers".to_owned())]);
+    let body = ShownBody { bytes_max: 16384, longer: LongerBody::Refused, as_bytes: false };
+    assert_eq!(rule.body, Some(body));
+}
+
+#[test]
+fn what_is_not_said_is_as_envoy_has_it() {
+    let text = "{apiVersion: leno.dev/v1alpha1, kind: KIND, metadata: {name: a}, spec: SPEC}";
+    let of = |kind: &str, spec: &str| policy(&text.replace("KIND", kind).replace("SPEC", spec));
+    let spec = "{targetRefs: [{name: a}], url: \"https://authz.example:9001\"}";
+    let ServiceRule::Guard(Guard::Authorization(rule)) = of("ExternalAuthorization", spec).rule
+    else {
+        panic!("no guard")
+    };
+    assert_eq!(rule.check_service.at.to_string(), "https://authz.example:9001");
+    assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
+    assert_eq!(rule.check_service.unanswered, Unanswered::Deny);
+    assert_eq!((rule.headers, rule.requests.len(), rule.context.len()), (None, 0, 0));
+    assert_eq!(rule.body, None);
+    for (body, bytes_max, longer, as_bytes) in [
+        ("{}", 65536, LongerBody::Refused, false),
+        ("{maxBytes: 1, allowPartial: true, asBytes: true}", 1, LongerBody::Begun, true),
+    ] {
+        let spec = format!("{{targetRefs: [{{name: a}}], url: \"http://a:1\", body: {body}}}");
+        let rule = of("ExternalAuthorization", &spec).rule;
+        let Some(Guard::Authorization(rule)) = rule.guard() else { panic!("no guard") };
+        assert_eq!(rule.body, Some(ShownBody { bytes_max, longer, as_bytes }));
+    }
+
+    let spec = "{targetRefs: [{name: a}], global: {service: {name: rl, port: 8081}, domain: d, \
+                descriptors: [{entries: [{key: k, from: path}]}]}}";
+    let limits = of("RateLimit", spec).rule.limits().unwrap().clone();
+    let global = limits.global.unwrap();
+    assert_eq!(global.check_service.at.to_string(), "default/rl port 8081");
+    assert_eq!(global.check_service.timeout, Duration::from_millis(20));
+    assert_eq!(global.check_service.unanswered, Unanswered::Allow);
+    assert_eq!((global.descriptors[0].hits, global.tells), (1, false));
+    assert_eq!(global.answer, FixedAnswer::default());
+}
+
+#[test]
+fn reads_the_documented_global_limit_with_all_its_parts() {
+    let policy = policy(&crate::pages::examples("rate-limit.md")[1]);
+    let limits = policy.rule.limits().unwrap();
+    assert!(limits.rules.is_empty() && limits.connections.is_none());
+    let global = limits.global.as_ref().unwrap();
+    assert!(matches!(&global.check_service.at, CheckServiceAddress::Service { port: 8081, .. }));
+    assert_eq!((global.domain.as_str(), global.tells), ("bookinfo", true));
+    let [clients, writes] = &global.descriptors[..] else { panic!("two descriptors") };
+    let values: Vec<_> = clients.entries.iter().map(|it| (&*it.key, it.value.clone())).collect();
+    assert_eq!(values, [("client", DescriptorValue::Client), ("path", DescriptorValue::Path)]);
+    assert_eq!((writes.hits, writes.requests[0].methods.len()), (5, 1));
+    let values: Vec<_> = writes.entries.iter().map(|it| it.value.clone()).collect();
+    let header = DescriptorValue::Header("x-user".to_owned());
+    assert_eq!(values, [DescriptorValue::Text("writes".to_owned()), header]);
+    assert_eq!(global.answer.body.as_deref(), Some("Later, please."));
+}
+
+#[test]
+fn refuses_what_cannot_be_asked() {
+    let specs = [
+        "{targetRefs: [{name: a}]}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", service: {name: a, port: 1}}",
+        "{targetRefs: [{name: a}], url: \"a:1\"}",
+        "{targetRefs: [{name: a}], url: \"http://a:1/check\"}",
+        "{targetRefs: [{name: a}], service: {name: a}}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", timeout: 2m}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", onFailure: open}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", matches: []}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", headers: [\"a b\"]}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", headers: [a, A]}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", context: [a]}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", tokens: true}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", body: true}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {maxBytes: 1048577}}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {allowPartial: 1, asBytes: yes}}",
+        "{url: \"http://a:1\"}",
+    ];
+    check_refusals_of(
+        "leno.dev",
+        "ExternalAuthorization",
+        &specs,
+        &expect![[r#"
+            spec: is incomplete; set one of `service`, `url`
+            spec: has `service` and `url` at once; keep one of them
+            spec.url: "a:1" is not a valid server: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:9000`
+            spec.url: "http://a:1/check" is not a valid server: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:9000`
+            spec.service.port: is missing; add `port`
+            spec.timeout: "2m" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
+            spec.onFailure: "open" is not a supported value; use `deny` or `allow`
+            spec.matches: is empty, which is ambiguous; add an element, or leave it out for all requests
+            spec.headers[0]: "a b" is not the name of a header; use letters, digits and `-`
+            spec.headers[1]: is listed twice; remove one of the two
+            spec.context: is a list, not a map; write `NAME: TEXT`
+            spec.tokens: is an unknown field; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers`, `context` or `body`
+            spec.body: is true, not a map; write a map, such as {allowPartial: true}
+            spec.body.maxBytes: 1048577 is out of range; use a number from 1 to 1048576
+            spec.body.allowPartial: 1 is neither true nor false; use true or false
+            spec.body.asBytes: "yes" is neither true nor false; use true or false
+            spec.targetRefs: is missing; add `targetRefs`
+        "#]],
+    );
+}
+
+#[test]
+fn refuses_what_describes_no_request() {
+    let rest = "url: \"http://a:1\", domain: d";
+    let specs = [
+        "{}".to_owned(),
+        format!("{{{rest}}}"),
+        format!("{{{rest}, descriptors: []}}"),
+        format!("{{{rest}, descriptors: [{{}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: []}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a, text: b, from: path}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a, from: query}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{text: b}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a, text: \"\"}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a, text: b}}], hits: 0}}]}}"),
+    ];
+    let specs = specs.map(|spec| format!("{{targetRefs: [{{name: a}}], global: {spec}}}"));
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals_of(
+        "leno.dev",
+        "RateLimit",
+        &specs,
+        &expect![[r#"
+        spec.global: is incomplete; set one of `service`, `url`
+        spec.global.domain: is missing; add `domain`
+        spec.global.descriptors: is missing; add `descriptors`
+        spec.global.descriptors: is missing; add `descriptors`
+        spec.global.descriptors: is empty; add a descriptor
+        spec.global.descriptors[0].entries: is missing; add `entries`
+        spec.global.descriptors[0].entries: is empty; add an entry, such as `{key: client, from: client}`
+        spec.global.descriptors[0].entries[0]: is incomplete; set one of `text`, `header`, `from`
+        spec.global.descriptors[0].entries[0]: has `text` and `from` at once; keep one of them
+        spec.global.descriptors[0].entries[0].from: "query" is not a supported value; use `client`, `path`, `method` or `address`
+        spec.global.descriptors[0].entries[0].key: is missing; add `key`
+        spec.global.descriptors[0].entries[0].text: "" is not a text to send; use 1 to 256 bytes without control characters
+        spec.global.descriptors[0].hits: 0 is out of range; use a number from 1 to 1000000
+    "#]],
+    );
+}

@@ -1,0 +1,243 @@
+//! Instruction counts of decisions among ten rules of a kind and among ten thousand; more than 3 % above the
+//! measured count fails.
+//!
+//! The third rule from the end decides. All are indexed, and the cost hardly depends on their number.
+//! Benchmarks in `instructions.rs` and `rules.rs` (routes by exact paths and prefixes, and tags) are not
+//! repeated here. Measured in the same way.
+#![allow(
+    clippy::allow_attributes_without_reason,
+    missing_docs,
+    unused_qualifications,
+    reason = "what the macros of gungraun write keeps to none of these"
+)]
+
+mod asked;
+mod many;
+mod measure;
+mod member;
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use gungraun::{library_benchmark, library_benchmark_group};
+use leno_model::{MatchedBy, PolicyAction, ServiceAccount};
+use leno_traffic::fault::FaultPlan;
+use leno_traffic::route::{PortRoutes, RouteChoice};
+use leno_traffic::{EgressRules, Lanes, Limits, RequestView, TlsChoice, TlsRoutes};
+
+use self::asked::{Asked, DRAW};
+use self::many::{
+    Coming, Judged, OUTSIDE, PORT, Sent, Visited, account, at_a_place, caller, carrying,
+    egress_rules, expressions, faults, in_the_shop, lanes, limits, limits_below, limits_of_callers,
+    named, openings, openings_by_address, policies, policies_of_peers, routes, shared_policies,
+    targets, tls_routes, to_host,
+};
+use self::measure::measured;
+
+/// A request and its caller.
+type Asking = (Asked, ServiceAccount);
+
+// Routes with one path, which differ in the exact value of a header.
+#[library_benchmark]
+#[bench::of_10(args = (routes(10), carrying(10)), config = measured(2_821))]
+#[bench::of_10000(args = (routes(10_000), carrying(10_000)), config = measured(1_042))]
+fn route_by_header(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
+    let choice = routes.choose(&asked.view(), black_box(DRAW));
+    assert!(matches!(black_box(choice), RouteChoice::To { .. }));
+    (routes, asked)
+}
+
+// Routes with a regular expression each; the matching one has not run before, so its lazy initialization is
+// counted.
+#[library_benchmark]
+#[bench::of_10(args = (expressions(10), at_a_place(10)), config = measured(49_404))]
+#[bench::of_10000(args = (expressions(10_000), at_a_place(10_000)), config = measured(58_983))]
+fn route_by_regex(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
+    let choice = routes.choose(&asked.view(), black_box(DRAW));
+    assert!(matches!(black_box(choice), RouteChoice::To { .. }));
+    (routes, asked)
+}
+
+// Access policies that allow one exact path each to the peer.
+#[library_benchmark]
+#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(934))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = measured(676))]
+fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// Access policies that allow one exact path each, half of them to the peer.
+#[library_benchmark]
+#[bench::of_10(args = (shared_policies(10), at_a_place(10)), config = measured(614))]
+#[bench::of_10000(args = (shared_policies(10_000), at_a_place(10_000)), config = measured(834))]
+fn shared_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// Access policies that deny one exact path each to the peer.
+#[library_benchmark]
+#[bench::of_10(args = (policies(10, PolicyAction::Deny), at_a_place(10)), config = measured(1_538))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Deny), at_a_place(10_000)), config = measured(1_121))]
+fn denying_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_err());
+    (judged, asked)
+}
+
+// Ingress backends that open one exact path each.
+#[library_benchmark]
+#[bench::of_10(args = (openings(10), at_a_place(10)), config = measured(900))]
+#[bench::of_10000(args = (openings(10_000), at_a_place(10_000)), config = measured(614))]
+fn opening(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// Access policies that allow everything to one peer each: once per connection.
+#[library_benchmark]
+#[bench::of_10(args = (policies_of_peers(10)), config = measured(5_623))]
+#[bench::of_10000(args = (policies_of_peers(10_000)), config = measured(1_632))]
+fn peer((access, peer): Coming) -> Coming {
+    let permit = access.connection(Some(black_box(&peer)), PORT);
+    assert!(black_box(permit).is_ok());
+    (access, peer)
+}
+
+// Ingress backends that allow one address each: once per connection.
+#[library_benchmark]
+#[bench::of_10(args = (openings_by_address(10)), config = measured(2_014))]
+#[bench::of_10000(args = (openings_by_address(10_000)), config = measured(2_553))]
+fn pending_connection((access, origin): Visited) -> Visited {
+    let permit = access.visit((None, PORT), Some(black_box(origin.clone())));
+    assert!(black_box(permit).is_ok());
+    (access, origin)
+}
+
+// Traffic targets that allow paths below one prefix each to the peer, by a regular expression.
+#[library_benchmark]
+#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_115))]
+#[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(671))]
+fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// A RateLimit with rules for one exact path each.
+#[library_benchmark]
+#[bench::of_10(args = (limits(10), at_a_place(10)), config = measured(1_561))]
+#[bench::of_10000(args = (limits(10_000), at_a_place(10_000)), config = measured(1_150))]
+fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
+    let now = black_box(Duration::from_secs(7));
+    assert!(limits.admit(PORT, (&asked.view(), None), now).is_ok());
+    (limits, asked)
+}
+
+// The same, each for paths below one prefix in a shop.
+#[library_benchmark]
+#[bench::of_10(args = (limits_below(10), in_the_shop(10)), config = measured(1_625))]
+#[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = measured(1_250))]
+fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
+    let now = black_box(Duration::from_secs(7));
+    assert!(limits.admit(PORT, (&asked.view(), None), now).is_ok());
+    (limits, asked)
+}
+
+// The same, each for one account.
+#[library_benchmark]
+#[bench::of_10(args = (limits_of_callers(10), (at_a_place(10), caller(10))), config = measured(4_369))]
+#[bench::of_10000(args = (limits_of_callers(10_000), (at_a_place(10_000), caller(10_000))), config = measured(1_526))]
+fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
+    let (asked, caller) = &asking;
+    let now = black_box(Duration::from_secs(7));
+    assert!(limits.admit(PORT, (&asked.view(), Some(caller)), now).is_ok());
+    (limits, asking)
+}
+
+// A FaultInjection with rules for one exact path each; no fault is drawn.
+#[library_benchmark]
+#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(714))]
+#[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(457))]
+fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
+    let (asked, caller) = &asking;
+    let injected = faults.inject(&asked.view(), caller, &mut || black_box(u64::MAX));
+    assert!(black_box(injected).is_none());
+    (faults, asking)
+}
+
+// Lanes, each for the exact value of a header.
+#[library_benchmark]
+#[bench::of_10(args = (lanes(10), carrying(10)), config = measured(3_160))]
+#[bench::of_10000(args = (lanes(10_000), carrying(10_000)), config = measured(907))]
+fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
+    let marks = lanes.mark(PORT, &asked.view(), &mut || black_box(DRAW));
+    assert!(black_box(marks).rule.is_some());
+    (lanes, asked)
+}
+
+// Egress policies for one host each, by request host.
+#[library_benchmark]
+#[bench::of_10(args = (egress_rules(10, MatchedBy::Http), to_host(10)), config = measured(1_064))]
+#[bench::of_10000(args = (egress_rules(10_000, MatchedBy::Http), to_host(10_000)), config = measured(1_032))]
+fn egress_rule_by_host(egress_rules: EgressRules, sent: Sent) -> (EgressRules, Sent) {
+    let (asked, authority) = &sent;
+    let request = RequestView { authority, ..asked.view() };
+    let policy = egress_rules.by_request(black_box(OUTSIDE), &request);
+    assert!(black_box(policy).is_some());
+    (egress_rules, sent)
+}
+
+// The same by TLS server name.
+#[library_benchmark]
+#[bench::of_10(args = (egress_rules(10, MatchedBy::ServerName), named(10)), config = measured(750))]
+#[bench::of_10000(args = (egress_rules(10_000, MatchedBy::ServerName), named(10_000)), config = measured(772))]
+fn egress_rule_by_server_name(egress_rules: EgressRules, name: &'static str) -> EgressRules {
+    let policy = egress_rules.by_server_name(black_box(OUTSIDE), name);
+    assert!(black_box(policy).is_some());
+    egress_rules
+}
+
+// Routes of application TLS sessions, each for one server name.
+#[library_benchmark]
+#[bench::of_10(args = (tls_routes(10), named(10)), config = measured(604))]
+#[bench::of_10000(args = (tls_routes(10_000), named(10_000)), config = measured(626))]
+fn tls_route(routes: TlsRoutes, name: &'static str) -> TlsRoutes {
+    let choice = routes.choose(Some(name), black_box(DRAW));
+    assert!(matches!(black_box(choice), TlsChoice::To { .. }));
+    routes
+}
+
+library_benchmark_group!(
+    name = lookup,
+    benchmarks = [
+        route_by_header,
+        route_by_regex,
+        access_policy,
+        shared_policy,
+        denying_policy,
+        opening,
+        peer,
+        pending_connection,
+        traffic_target,
+        rate_limit,
+        rate_limit_by_prefix,
+        rate_limit_by_caller,
+        fault_injection,
+        lane,
+        egress_rule_by_host,
+        egress_rule_by_server_name,
+        tls_route
+    ]
+);
+
+gungraun::main!(library_benchmark_groups = lookup);

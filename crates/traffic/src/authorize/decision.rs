@@ -1,0 +1,106 @@
+//! Authorization decisions, as reported to operators.
+
+use std::fmt;
+use std::sync::Arc;
+
+use leno_model::{IngressName, PolicyName, Reason, ServicePolicyName};
+
+use crate::hits::HitSlot;
+
+/// The policy that decided, and its rule, if rules have names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyDecision {
+    /// The name of the policy.
+    pub policy: PolicyName,
+    /// The rule in the policy; rules of a `TrafficTarget` have no names.
+    pub rule: Option<Box<str>>,
+    kind: &'static str,
+    hits: Arc<HitSlot>,
+}
+
+impl PolicyDecision {
+    /// Creates the decision of a `TrafficTarget`.
+    pub(super) fn target(policy: PolicyName) -> Self {
+        Self { policy, rule: None, kind: "TrafficTarget", hits: Arc::default() }
+    }
+
+    /// Creates the decision of an `AccessPolicy`.
+    pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
+        let (rule, hits) = (Some(rule.into()), Arc::default());
+        Self { policy, rule, kind: "AccessPolicy", hits }
+    }
+
+    /// Creates the decision of an ingress rule.
+    pub(super) fn opening(policy: &IngressName) -> Self {
+        let IngressName { kind, namespace, name } = policy;
+        let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
+        Self { policy, rule: None, kind: kind.as_str(), hits: Arc::default() }
+    }
+
+    /// Creates the decision of a service policy's rule, counted in this slot.
+    #[must_use]
+    pub fn service_policy(policy: &ServicePolicyName, rule: &str, hits: &Arc<HitSlot>) -> Self {
+        let ServicePolicyName { kind, namespace, name } = policy;
+        let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
+        Self { policy, rule: Some(rule.into()), kind: kind.as_str(), hits: Arc::clone(hits) }
+    }
+
+    /// Creates the decision of a service policy with a single rule, counted in this slot.
+    #[must_use]
+    pub fn whole_policy(policy: &ServicePolicyName, hits: &Arc<HitSlot>) -> Self {
+        Self { rule: None, ..Self::service_policy(policy, "", hits) }
+    }
+
+    /// Returns the match counter.
+    #[must_use]
+    pub fn hits(&self) -> &HitSlot {
+        &self.hits
+    }
+
+    /// Returns the kind of the policy, as in manifests.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+}
+
+/// `namespace/name`, and the rule if it has a name.
+impl fmt::Display for PolicyDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.policy.fmt(f)?;
+        match &self.rule {
+            Some(rule) => write!(f, " rule {rule}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A deny decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denial {
+    /// The reason, which determines the status code.
+    pub reason: Reason,
+    /// The policy that denies the request; otherwise a policy that allows it to other peers, if any.
+    pub policy: Option<PolicyDecision>,
+}
+
+impl Denial {
+    /// Creates a denial without a policy.
+    #[must_use]
+    pub fn unnamed(reason: Reason) -> Self {
+        Self { reason, policy: None }
+    }
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason.label(), self.reason.caption())?;
+        match (&self.policy, self.reason) {
+            (Some(policy), Reason::DeniedByPolicy) => write!(f, " (policy {policy})"),
+            (Some(policy), _) => write!(f, " (policy {policy} allows it to others)"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Denial {}

@@ -1,0 +1,266 @@
+//! Compiled egress rules: external destinations allowed when the default is deny.
+
+mod hosts;
+
+use std::net::{IpAddr, SocketAddr};
+
+use leno_model::{EgressRule, MatchedBy, ObjectKey, PolicyName};
+use rustc_hash::FxHashMap;
+
+use self::hosts::Hosts;
+use crate::authorize::fits as allows;
+use crate::matcher::RequestMatcher;
+use crate::pattern::BadPattern;
+use crate::ranges::Ranges;
+use crate::request::RequestView;
+use crate::variant::PathKind;
+
+/// The egress rules of a workload, compiled, by port.
+#[derive(Debug, Default)]
+pub struct EgressRules(FxHashMap<u16, PortEgressRules>);
+
+/// The egress rules of one port, in order.
+#[derive(Debug, Default)]
+struct PortEgressRules {
+    egress_rules: Vec<CompiledEgressRule>,
+    /// The attributes that rules for any address check.
+    anywhere: Vec<MatchedBy>,
+    /// The rules for specific addresses.
+    ranged: Ranges,
+    /// The rules by TLS server name.
+    names: Hosts,
+    /// The rules by request host.
+    requests: Hosts,
+}
+
+#[derive(Debug)]
+struct CompiledEgressRule {
+    egress_rule: EgressRule,
+    requests: Option<Box<[RequestMatcher]>>,
+}
+
+/// The egress permission of a connection to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Denied.
+    Closed,
+    /// Allowed without inspection.
+    Open,
+    /// Determined by its first bytes.
+    Inspected {
+        /// True if a rule by request host may allow it.
+        by_request: bool,
+        /// True if a rule by TLS server name may allow it.
+        by_server_name: bool,
+    },
+}
+
+impl EgressRules {
+    /// Compiles the egress rules of a configuration.
+    ///
+    /// # Errors
+    /// [`BadPattern`] for the first invalid regular expression, with its policy.
+    pub fn compile(egress_rules: &[EgressRule]) -> Result<Self, BadPattern> {
+        let mut ports: FxHashMap<u16, PortEgressRules> = FxHashMap::default();
+        for egress_rule in egress_rules {
+            ports
+                .entry(egress_rule.port)
+                .or_default()
+                .add(CompiledEgressRule::compile(egress_rule)?);
+        }
+        Ok(Self(ports))
+    }
+
+    /// True if a rule allows connections to this port.
+    #[must_use]
+    pub fn may_lead_to(&self, port: u16) -> bool {
+        self.0.contains_key(&port)
+    }
+
+    /// Returns the egress permission of connections to this address.
+    #[must_use]
+    pub fn way(&self, at: SocketAddr) -> Way {
+        let Some(port) = self.0.get(&at.port()) else { return Way::Closed };
+        let leads = |matched_by| port.leads_to(at.ip(), matched_by);
+        match (leads(MatchedBy::Address), leads(MatchedBy::Http), leads(MatchedBy::ServerName)) {
+            (true, _, _) => Way::Open,
+            (false, false, false) => Way::Closed,
+            (false, by_request, by_server_name) => Way::Inspected { by_request, by_server_name },
+        }
+    }
+
+    /// Returns the policy that allows a TLS session with this server name.
+    #[must_use]
+    pub fn by_server_name(&self, at: SocketAddr, name: &str) -> Option<&PolicyName> {
+        let port = self.0.get(&at.port())?;
+        let named = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        port.first(&port.names, &named, |it| it.leads_to(at.ip()))
+    }
+
+    /// Returns the policy that allows a request.
+    #[must_use]
+    pub fn by_request(&self, at: SocketAddr, request: &RequestView<'_>) -> Option<&PolicyName> {
+        let port = self.0.get(&at.port())?;
+        let path = PathKind::of(request.path);
+        let host = host_of(request.authority, at.port())?.to_ascii_lowercase();
+        port.first(&port.requests, &host, |it| it.leads_to(at.ip()) && it.takes(request, path))
+    }
+}
+
+impl PortEgressRules {
+    fn add(&mut self, compiled: CompiledEgressRule) {
+        let place = self.egress_rules.len();
+        let matched_by = compiled.matched_by();
+        match matched_by {
+            MatchedBy::Address => {}
+            MatchedBy::ServerName => self.names.add(place, &compiled.egress_rule.hosts),
+            MatchedBy::Http => self.requests.add(place, &compiled.egress_rule.hosts),
+        }
+        match compiled.egress_rule.ranges.is_empty() {
+            true if self.anywhere.contains(&matched_by) => {}
+            true => self.anywhere.push(matched_by),
+            false => self.ranged.add(place, Some(&compiled.egress_rule.ranges)),
+        }
+        self.egress_rules.push(compiled);
+    }
+
+    /// True if a rule with this attribute allows the address.
+    fn leads_to(&self, address: IpAddr, matched_by: MatchedBy) -> bool {
+        let ranged = || self.ranged.of(address).filter_map(|place| self.egress_rules.get(place));
+        self.anywhere.contains(&matched_by) || ranged().any(|it| it.matched_by() == matched_by)
+    }
+
+    /// Returns the policy of the first rule for a host that meets the other conditions.
+    fn first(
+        &self,
+        hosts: &Hosts,
+        host: &str,
+        fits: impl Fn(&CompiledEgressRule) -> bool,
+    ) -> Option<&PolicyName> {
+        let place = hosts.first(host, |place| self.egress_rules.get(place).is_some_and(&fits))?;
+        self.egress_rules.get(place).map(|it| &it.egress_rule.policy)
+    }
+}
+
+impl CompiledEgressRule {
+    fn compile(egress_rule: &EgressRule) -> Result<Self, BadPattern> {
+        let of_policy = |bad: BadPattern| bad.within(ObjectKey::Egress(egress_rule.policy.clone()));
+        let requests = egress_rule.requests.as_ref().map(|requests| {
+            requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
+        });
+        let requests = requests.transpose().map_err(of_policy)?;
+        Ok(Self { egress_rule: egress_rule.clone(), requests })
+    }
+
+    /// Returns the checked attribute: a rule by server name without hosts checks the address alone.
+    fn matched_by(&self) -> MatchedBy {
+        match self.egress_rule.matched_by {
+            MatchedBy::ServerName if self.egress_rule.hosts.is_empty() => MatchedBy::Address,
+            matched_by => matched_by,
+        }
+    }
+
+    fn leads_to(&self, address: IpAddr) -> bool {
+        let ranges = &self.egress_rule.ranges;
+        ranges.is_empty() || ranges.iter().any(|range| range.contains(address))
+    }
+
+    fn takes(&self, request: &RequestView<'_>, path: PathKind) -> bool {
+        let requests = self.requests.as_ref();
+        requests.is_none_or(|requests| requests.iter().any(|it| allows(it, request, path)))
+    }
+}
+
+/// Returns the host of an authority, if its port is that of the connection.
+fn host_of(authority: &str, port: u16) -> Option<&str> {
+    let (host, named) = match authority.rsplit_once(':') {
+        Some((host, named)) if !named.ends_with(']') => (host, Some(named)),
+        _ => (authority, None),
+    };
+    let is_right = named.is_none_or(|named| named.parse() == Ok(port));
+    is_right.then(|| host.strip_suffix('.').unwrap_or(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{PathMatch, RequestMatch};
+
+    use super::*;
+
+    fn egress_rule(
+        matched_by: MatchedBy,
+        port: u16,
+        hosts: &[&str],
+        ranges: &[&str],
+    ) -> EgressRule {
+        EgressRule {
+            policy: PolicyName::new("shop", "out").unwrap(),
+            port,
+            matched_by,
+            hosts: hosts.iter().map(|host| host.parse().unwrap()).collect(),
+            ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+            requests: None,
+        }
+    }
+
+    #[test]
+    fn a_way_is_open_as_far_as_a_policy_says() {
+        let egress_rules = EgressRules::compile(&[
+            egress_rule(MatchedBy::Address, 5432, &[], &["10.1.0.0/16"]),
+            egress_rule(MatchedBy::Http, 80, &["api.example"], &[]),
+            egress_rule(MatchedBy::ServerName, 443, &["*.example"], &["10.2.0.0/16"]),
+            egress_rule(MatchedBy::ServerName, 8443, &[], &["10.2.0.0/16"]),
+        ])
+        .unwrap();
+        let reported = |by_request, by_server_name| Way::Inspected { by_request, by_server_name };
+        for (at, way) in [
+            ("10.1.2.3:5432", Way::Open),
+            ("10.2.2.3:5432", Way::Closed),
+            ("10.1.2.3:5433", Way::Closed),
+            ("192.0.2.1:80", reported(true, false)),
+            ("10.2.0.1:443", reported(false, true)),
+            ("10.3.0.1:443", Way::Closed),
+            // A server name is not required.
+            ("10.2.0.1:8443", Way::Open),
+        ] {
+            assert_eq!(egress_rules.way(at.parse().unwrap()), way, "{at}");
+        }
+    }
+
+    #[test]
+    fn hosts_and_names_are_compared_whole() {
+        let only = RequestMatch {
+            path: PathMatch::Regex("/pay/.*".to_owned()),
+            methods: Vec::new(),
+            headers: Vec::new(),
+            query: Vec::new(),
+        };
+        let http = egress_rule(MatchedBy::Http, 80, &["api.example"], &[]);
+        let egress_rules = EgressRules::compile(&[
+            EgressRule { requests: Some(vec![only]), ..http },
+            egress_rule(MatchedBy::ServerName, 443, &["*.example", "one.test"], &[]),
+        ])
+        .unwrap();
+        let web = "192.0.2.1:80".parse().unwrap();
+        for (authority, path, expected) in [
+            ("api.example", "/pay/now", true),
+            ("API.example.:80", "/pay/now", true),
+            ("api.example:81", "/pay/now", false),
+            ("api.example", "/else", false),
+            ("www.api.example", "/pay/now", false),
+            ("", "/pay/now", false),
+        ] {
+            let fields: Vec<(String, String)> = Vec::new();
+            let request =
+                RequestView { method: "GET", path, query: None, authority, fields: &fields };
+            let found = egress_rules.by_request(web, &request);
+            assert_eq!(found.is_some(), expected, "{authority} {path}");
+        }
+        let tls = "192.0.2.1:443".parse().unwrap();
+        for (name, expected) in
+            [("a.example", true), ("A.Example.", true), ("example", false), ("one.test", true)]
+        {
+            assert_eq!(egress_rules.by_server_name(tls, name).is_some(), expected, "{name}");
+        }
+    }
+}

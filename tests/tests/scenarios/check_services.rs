@@ -1,0 +1,224 @@
+//! External authorization and rate limit services: Envoy's own types, and its rate limit service.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server, server_of};
+use leno_tests::{
+    Answer, Application, Mesh, Program, Response, check_service, eventually, exchange, free_port,
+};
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+fn ask(listener: SocketAddr, fields: &str) -> Option<Response> {
+    let request =
+        format!("GET /items?a=b HTTP/1.1\r\nhost: stock\r\nconnection: close\r\n{fields}\r\n");
+    exchange(listener, &request).ok()
+}
+
+/// Returns an application that responds with the headers added by the authorization service.
+fn stock() -> Application {
+    Application::start(|request| {
+        let (output, key) = (request.header("x-told"), request.header("x-key"));
+        Answer::ok(format!("{} {}", output.unwrap_or("nobody"), key.unwrap_or("no key")))
+    })
+}
+
+fn authorization(name: &str, by: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: ExternalAuthorization\n\
+         metadata: {{name: {name}, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n  \
+         {by}\n  timeout: 10s\n  context: {{rule: {name}}}\n"
+    )
+}
+
+#[test]
+#[ignore = "takes programs of Go that ./test deciders builds"]
+fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
+    let (stock, listener, port) = (stock(), free_port(), free_port());
+    let at = format!("127.0.0.1:{port}");
+    let authorizer = check_service("authorizer");
+    let command = [authorizer.to_str().expect("a path of text"), &at];
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        server_of("authorizer", (port, "GRPC"), &command),
+        client("web", &[], &[("stock", listener)]),
+        authorization("inside", "service: {name: authorizer, port: 9080}"),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let listener = loopback(listener);
+    let keyed = "x-key: open sesame\r\n";
+    let decided = |rule: &str| {
+        let let_in = ask(listener, keyed).filter(|answer| answer.status == 200)?;
+        let output = format!(
+            "spiffe://cluster.local/ns/shop/sa/web spiffe://cluster.local/ns/shop/sa/stock {rule} no key"
+        );
+        (let_in.body == output.as_bytes() && let_in.header("x-authorized") == Some("yes"))
+            .then_some(())
+    };
+    eventually("the service of the mesh lets in", MAX_WAIT, || decided("inside"));
+    let turned_away = ask(listener, "").expect("the door answers");
+    assert_eq!((turned_away.status, turned_away.reason()), (401, Some("denied-by-service")));
+    assert_eq!(turned_away.body, b"no key for GET /items?a=b");
+    assert_eq!(turned_away.header("www-authenticate"), Some("Key"));
+
+    let mut command = leno_tests::leno();
+    let url = "http://stock:9080/items";
+    command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
+    let output = command.arg(mesh.file("")).output().expect("leno runs");
+    let output = String::from_utf8(output.stdout).expect("text");
+    assert!(
+        output.contains("queries the authorization service shop/authorizer port 9080"),
+        "{output}"
+    );
+
+    // The first policy by name decides.
+    mesh.write("a.yaml", &authorization("a-outside", &format!("url: \"http://{at}\"")));
+    eventually("the server outside lets in", MAX_WAIT, || decided("a-outside"));
+    assert_eq!(ask(listener, "").expect("the door answers").status, 401);
+    // No server listens on this port.
+    let nobody = format!("url: \"http://127.0.0.1:{}\"", free_port());
+    mesh.write("a.yaml", &authorization("a-outside", &nobody));
+    eventually("nobody decides", MAX_WAIT, || {
+        (ask(listener, keyed)?.reason() == Some("authorization-unavailable")).then_some(())
+    });
+    mesh.write("a.yaml", &authorization("a-outside", &format!("{nobody}\n  onFailure: allow")));
+    eventually("all are let in meanwhile", MAX_WAIT, || {
+        (ask(listener, "")?.body == b"nobody no key").then_some(())
+    });
+}
+
+#[test]
+#[ignore = "takes programs of Go that ./test deciders builds"]
+fn an_authorization_service_sees_bodies() {
+    let stock = Application::start(|request| Answer::ok(request.body.clone()));
+    let (listener, port) = (free_port(), free_port());
+    let at = format!("127.0.0.1:{port}");
+    let authorizer =
+        Program::start("authorizer", Command::new(check_service("authorizer")).arg(&at));
+    authorizer.wait_for_line("listening at", MAX_WAIT);
+    let by = format!("url: \"http://{at}\"");
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", listener)]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let post = |body: &str| {
+        let request = format!(
+            "POST /items HTTP/1.1\r\nhost: stock\r\nconnection: close\r\nx-key: open sesame\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        exchange(loopback(listener), &request).ok()
+    };
+    for (setting, seen) in [
+        ("body: {maxBytes: 20}", r#""abc def" "" 7 "false""#),
+        ("body: {maxBytes: 3, allowPartial: true, asBytes: true}", r#""" "abc" 7 "true""#),
+    ] {
+        mesh.write("ask.yaml", &authorization("ask", &format!("{by}\n  {setting}")));
+        eventually("the service sees the body", MAX_WAIT, || {
+            let answer = post("abc def")?;
+            (answer.body == b"abc def" && answer.header("x-seen") == Some(seen)).then_some(())
+        });
+    }
+    mesh.write("ask.yaml", &authorization("ask", &format!("{by}\n  body: {{maxBytes: 20}}")));
+    eventually("the service denies by the body", MAX_WAIT, || {
+        let answer = post("let me in, please")?;
+        (answer.reason() == Some("denied-by-service") && answer.body == b"no please").then_some(())
+    });
+    let answer = post("more than twenty bytes are in this").expect("the door answers");
+    assert_eq!((answer.status, answer.reason()), (413, Some("body-too-large")));
+}
+
+/// Limits of envoyproxy/ratelimit: three requests per client and hour.
+const LIMITS: &str = "domain: shop
+descriptors:
+- key: client
+  rate_limit: {unit: hour, requests_per_unit: 3}
+";
+
+/// Starts a rate limit service with its own Redis.
+fn counting(directory: &Path) -> (Program, Program, u16) {
+    let (redis, grpc) = (free_port(), free_port());
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &redis.to_string(), "--save", ""]).current_dir(directory);
+    let store = Program::start("redis", &mut command);
+    store.wait_for_line("Ready to accept connections", MAX_WAIT);
+    let limits = directory.join("limits/config");
+    std::fs::create_dir_all(&limits).expect("a folder");
+    std::fs::write(limits.join("shop.yaml"), LIMITS).expect("limits");
+    let mut command = Command::new(check_service("service_cmd"));
+    command
+        .env("GRPC_HOST", "127.0.0.1")
+        .env("GRPC_PORT", grpc.to_string())
+        .env("HOST", "127.0.0.1")
+        .env("PORT", free_port().to_string())
+        .env("DEBUG_HOST", "127.0.0.1")
+        .env("DEBUG_PORT", free_port().to_string())
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", format!("127.0.0.1:{redis}"))
+        .env("BACKEND_TYPE", "redis")
+        .env("RUNTIME_ROOT", directory)
+        .env("RUNTIME_SUBDIRECTORY", "limits")
+        .env("RUNTIME_APPDIRECTORY", "config")
+        .env("RUNTIME_WATCH_ROOT", "false")
+        .env("USE_STATSD", "false")
+        .env("LOG_LEVEL", "info");
+    let service = Program::start("ratelimit", &mut command);
+    eventually("the service listens", MAX_WAIT, || {
+        std::net::TcpStream::connect(loopback(grpc)).ok()
+    });
+    (store, service, grpc)
+}
+
+#[test]
+#[ignore = "takes programs of Go that ./test deciders builds"]
+fn envoys_rate_limit_service_counts_for_two_servers() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let (_store, _service, grpc) = counting(directory.path());
+    let (one, two) = (stock(), stock());
+    let listeners = [free_port(), free_port(), free_port()];
+    let limit = format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
+         metadata: {{name: all, namespace: shop}}\nspec:\n  \
+         targetRefs: [{{name: one}}, {{name: two}}]\n  global:\n    \
+         url: \"http://127.0.0.1:{grpc}\"\n    timeout: 10s\n    onFailure: deny\n    domain: shop\n    \
+         descriptors: [{{entries: [{{key: client, from: client}}]}}]\n    tellClients: true\n"
+    );
+    let manifests = [
+        mesh_config("permissive"),
+        server("one", one.port(), &[]),
+        server("two", two.port(), &[]),
+        client("web", &[], &[("one", listeners[0]), ("two", listeners[1])]),
+        client("app", &[], &[("one", listeners[2])]),
+        limit,
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    let [to_one, to_two, of_app] = listeners.map(loopback);
+    // Another client's response shows that the service has loaded its limits.
+    let (first, _) = eventually("another client is let in", MAX_WAIT, || {
+        ask(of_app, "").filter(|answer| answer.status == 200)
+    });
+    assert_eq!(first.header("x-ratelimit-limit"), Some("3, 3;w=3600"));
+    let statuses = [to_one, to_two, to_one, to_two, to_one].map(|listener| {
+        let answer = ask(listener, "").expect("the door answers");
+        (answer.status, answer.header("x-ratelimit-remaining").map(str::to_owned))
+    });
+    let said = |status: u16, left: &str| (status, Some(left.to_owned()));
+    assert_eq!(
+        statuses,
+        [said(200, "2"), said(200, "1"), said(200, "0"), said(429, "0"), said(429, "0")]
+    );
+    let refused = ask(to_two, "").expect("the door answers");
+    assert_eq!(refused.reason(), Some("rate-limited"));
+    let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
+    assert!((1..=3600).contains(&wait), "{wait}");
+}
+
+const MAX_WAIT: Duration = Duration::from_secs(60);
