@@ -306,7 +306,7 @@ mod tests {
             check_lines(&command, width);
         }
         let up = command.find_subcommand("up").unwrap().get_after_help().unwrap().to_string();
-        assert!(up.contains("for 10 s at most. After 12 s an application"), "{up}");
+        assert!(up.contains("After 12 s leno status reports an application"), "{up}");
         assert!(up.starts_with("Examples:\n  leno up -f mesh/\n"), "{up}");
     }
 

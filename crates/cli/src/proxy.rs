@@ -126,9 +126,9 @@ pub(crate) async fn serve(
 
 fn describe(interception: &Interception) -> &'static str {
     match interception {
-        Interception::Listeners { .. } => "doors",
+        Interception::Listeners { .. } => "listeners",
         Interception::Redirect { .. } => "redirection",
-        Interception::Gateway { .. } => "the listeners of a gateway",
+        Interception::Gateway { .. } => "gateway listeners",
     }
 }
 

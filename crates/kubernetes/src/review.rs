@@ -141,9 +141,8 @@ fn claimed(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
     };
     let claims: Option<Claims> = payload.and_then(|it| serde_json::from_slice(&it).ok());
     let claims = claims.filter(|claims| {
-        let audiences =
-            claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
-        audiences.iter().any(|it| it == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
+        let aud = claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
+        aud.iter().any(|it| it == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
     let claims = claims.ok_or_else(|| {
         ReviewError::Refused(format!(

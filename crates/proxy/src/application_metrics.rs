@@ -143,8 +143,8 @@ mod tests {
             };
             for (answer, expected) in [
                 (page("200 OK", "a 1\nleno_connections 7\n"), "a 1\n"),
-                (page("200 OK", "a 1\nb\n"), "line 2 is none"),
-                (page("200 OK", "\u{e9}\n"), "line 1 is none"),
+                (page("200 OK", "a 1\nb\n"), "line 2 is invalid"),
+                (page("200 OK", "\u{e9}\n"), "line 1 is invalid"),
                 (page("404 No", ""), "status 404"),
                 ("nonsense\r\n\r\n".to_owned(), "cannot be read"),
             ] {

@@ -463,8 +463,7 @@ async fn to_service(
         let needs_requests = || tcp::injects_faults(worker, &service, port);
         let spoken = spoken_in(worker, (declared, max_wait), (&io, &mut early), needs_requests);
         let Some(spoken) = spoken.await else { return };
-        // The configuration at the time of the first bytes decides. It may have arrived while the client was
-        // silent.
+        // The configuration at the time of the first bytes decides: it may be newer than the connection.
         match protocol_now(worker, &listener_kind) {
             Some(now) if now != declared => declared = now,
             Some(_) | None => break spoken,
@@ -542,8 +541,7 @@ pub(crate) async fn spoken(
     }
 }
 
-/// True if the client speaks HTTP/2 to a port without a declared protocol: the application then gets HTTP/2 as
-/// well.
+/// True if the client speaks HTTP/2 to a port without a declared protocol: the application gets HTTP/2 too.
 fn found_http2(declared: Protocol, spoken: Spoken) -> bool {
     declared == Protocol::Detect && spoken == Spoken::Http2
 }

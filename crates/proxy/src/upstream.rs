@@ -25,6 +25,7 @@ pub(crate) mod priorities;
 mod silence;
 pub(crate) mod watch;
 
+use cluster::{Trial, UpstreamCluster};
 pub(crate) use connect::{Wait, wait_for};
 pub(crate) use pool::{Http1Upstream, Pool};
 
@@ -236,8 +237,7 @@ impl Upstream {
         }
     }
 
-    /// Starts a backoff, because the endpoint or its application could not be reached: others are preferred for
-    /// a while.
+    /// Starts a backoff after a failure to reach the endpoint or its application: others are preferred.
     fn avoid(&self, worker: &Worker) {
         // Concurrent failures count as one.
         let now = Instant::now();
@@ -519,10 +519,7 @@ impl Destined {
     }
 
     /// Records an attempt for circuit breakers and outlier detection.
-    pub(crate) fn begin(
-        &self,
-        cluster: &Rc<cluster::UpstreamCluster>,
-    ) -> Result<Option<cluster::Trial>, Reason> {
+    pub(crate) fn begin(&self, cluster: &Rc<UpstreamCluster>) -> Result<Option<Trial>, Reason> {
         match self {
             Self::Application(_) => Ok(None),
             Self::Upstream(upstream) => cluster.begin(upstream, Some(|it| &it.requests)).map(Some),

@@ -75,8 +75,8 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
         let all = workloads.as_array().unwrap();
         all.iter().find(|it| it["name"] == name).unwrap().clone()
     };
-    assert_eq!(of("bookinfo/client-1")["doors"][0]["state"], "closed");
-    assert_eq!(of("bookinfo/client-2")["doors"][0]["state"], "open");
+    assert_eq!(of("bookinfo/client-1")["outbound_listeners"][0]["state"], "closed");
+    assert_eq!(of("bookinfo/client-2")["outbound_listeners"][0]["state"], "open");
     assert_eq!(of("bookinfo/ratings-1")["application"]["keeps_exiting"], true);
     let (code, text) = said(&mesh, &["diagnose", "bookinfo/client-1"]);
     assert!(code == Some(1) && text.contains("✗ listener"), "{text}");

@@ -110,7 +110,7 @@ mod tests {
         let rig = Rig::new(vec![bin], PathBuf::new(), cache.clone()).unwrap();
         let project = Project { name: "thing", about: "a thing", sources: &[], product: "target" };
         let error = product(&project, &rig).await.unwrap_err().to_string();
-        assert!(error.contains("building a thing needs `mvn`"), "{error}");
+        assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");
         assert!(!cache.exists(), "nothing was begun");
         let place = cache.join(format!("thing-{:016x}", fingerprint(&project)));

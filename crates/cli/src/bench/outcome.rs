@@ -31,7 +31,7 @@ pub(super) struct Outcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ratio_to_baseline: Option<BTreeMap<&'static str, f64>>,
     /// The maximum number of benchmark cores that unrelated processes kept busy.
-    pub(super) external_clients_cores: f64,
+    pub(super) other_processes_cores: f64,
     /// The limit of the throughput: `proxies`, or `load` if the proxies had spare capacity.
     pub(super) limited_by: Limit,
     pub(super) repeats: Vec<Trial>,
@@ -125,10 +125,10 @@ impl Outcome {
         };
         let busy_proxies = median(repeats.iter().map(|t| t.cores_busy.proxies))?;
         let busy_load = median(repeats.iter().map(|t| t.cores_busy.load_and_applications))?;
-        let external_clients = |t: &Trial| {
-            t.cores_busy.external_clients_beside_proxies + t.cores_busy.external_clients_beside_load
+        let other_processes = |t: &Trial| {
+            t.cores_busy.other_processes_on_proxy_cores + t.cores_busy.other_processes_on_load_cores
         };
-        let taken = median(repeats.iter().map(|t| t.cores_busy.external_clients_beside_proxies))?;
+        let taken = median(repeats.iter().map(|t| t.cores_busy.other_processes_on_proxy_cores))?;
         let range = ranges(&repeats);
         let instructions = repeats.iter().filter_map(|t| t.instructions_per_request);
         Some(Self {
@@ -151,9 +151,7 @@ impl Outcome {
             range,
             ratio_to_leno: None,
             ratio_to_baseline: None,
-            external_clients_cores: rounded(
-                repeats.iter().map(external_clients).fold(0.0, f64::max),
-            ),
+            other_processes_cores: rounded(repeats.iter().map(other_processes).fold(0.0, f64::max)),
             limited_by: match (busy_proxies + taken >= BUSY * cores.0, busy_load >= BUSY * cores.1)
             {
                 (true, _) => Limit::Proxies,
@@ -166,7 +164,7 @@ impl Outcome {
 
     /// True if unrelated processes used some of the cores.
     pub(super) fn is_disturbed(&self) -> bool {
-        self.external_clients_cores > DISTURBED_ABOVE
+        self.other_processes_cores > DISTURBED_ABOVE
     }
 
     /// Returns notes for the reader, in a word each.

@@ -98,9 +98,9 @@ pub(super) struct CoresBusy {
     pub(super) proxies: f64,
     pub(super) load_and_applications: f64,
     /// Cores of the proxies that were busy with unrelated processes.
-    pub(super) external_clients_beside_proxies: f64,
+    pub(super) other_processes_on_proxy_cores: f64,
     /// Cores of load and applications that were busy with unrelated processes.
-    pub(super) external_clients_beside_load: f64,
+    pub(super) other_processes_on_load_cores: f64,
 }
 
 /// The durations of a run.

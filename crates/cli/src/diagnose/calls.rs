@@ -127,12 +127,12 @@ mod tests {
     fn facts() -> Facts {
         let workload = json!({
             "name": "t/c-1", "account": "t/c", "address": "127.0.0.1", "ports": [], "labels": {},
-            "services": ["t/c"], "sidecar": "connected", "listeners": {}, "doors": [],
+            "services": ["t/c"], "sidecar": "connected", "listeners": {}, "outbound_listeners": [],
         });
         let proxy = json!({
             "workload": "t/c-1", "connection": 1, "connected_seconds": 1.0, "pid": 1,
             "version": "1", "admin": null, "subscriptions": [], "services": 1,
-            "world_age_seconds": 1.0, "behind_seconds": null, "told": 1, "applied": 1, "refused": 0,
+            "world_age_seconds": 1.0, "behind_seconds": null, "sent": 1, "applied": 1, "refused": 0,
             "refusals": [],
         });
         Facts {

@@ -146,7 +146,7 @@ mod tests {
         serde_json::from_value(json!({
             "name": "shop/cart-1", "account": "shop/cart", "address": "127.0.0.1", "ports": [],
             "labels": {}, "services": [], "sidecar": "connected", "listeners": {},
-            "doors": [{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:19080" }],
+            "outbound_listeners": [{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:19080" }],
             "conditions": conditions, "application": application,
         }))
         .unwrap()

@@ -139,31 +139,26 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
     if let Some(why) = rule::of_another_switch(&item.key) {
         return Fate::Lost(why);
     }
-    let Some((family, osm_scene)) = parts(item) else {
+    let Some((family, scope)) = parts(item) else {
         return Fate::Lost("unknown key, and without a scene".to_owned());
     };
-    let of_osm_scene =
-        || items.iter().filter(|it| parts(it).is_some_and(|(_, it)| it == osm_scene));
+    let of_scope = || items.iter().filter(|it| parts(it).is_some_and(|(_, it)| it == scope));
     if family == "matchGroup" {
-        let others = of_osm_scene().filter(|it| it.key != item.key);
+        let others = of_scope().filter(|it| it.key != item.key);
         let mut fates = others.map(|it| fate(items, objects, it, namespace));
         return match fates.any(|it| matches!(it, Fate::Nearly(..) | Fate::Rewritten(_))) {
             true => Fate::Dropped("its conditions are part of the converted rules of its scene"),
             false => Fate::Lost("no rule of its scene is converted".to_owned()),
         };
     }
-    let Some(matches) =
-        of_osm_scene().find(|it| it.key == format!("servicecomb.matchGroup.{osm_scene}"))
+    let Some(matches) = of_scope().find(|it| it.key == format!("servicecomb.matchGroup.{scope}"))
     else {
-        let why =
-            format!("no servicecomb.matchGroup.{osm_scene}, so that it applies to no requests");
+        let why = format!("no servicecomb.matchGroup.{scope}, so that it applies to no requests");
         return Fate::Lost(why);
     };
     let written = group::read(&matches.content)
         .map_err(|why| format!("{}: {why}", matches.key))
-        .and_then(|group| {
-            rule::native(family, (&name_of(osm_scene), namespace), &group, &item.content)
-        })
+        .and_then(|group| rule::native(family, (&name_of(scope), namespace), &group, &item.content))
         .and_then(|written| conflicts(items, objects, item, written));
     match written {
         Ok((object, difference)) => Fate::Nearly(vec![object], vec![difference]),

@@ -158,7 +158,7 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
         rewritten: TrafficTarget shop/db (old/rules/smi.yaml:29) is AccessPolicy shop/db
         rewritten: TrafficSplit shop/stock (old/rules/smi.yaml:37) is HTTPRoute shop/stock
         rewritten: UpstreamTrafficSetting shop/stock (old/rules/smi.yaml:45) is CircuitBreaker shop/stock and RateLimit shop/stock
-        not kept: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a supported kind; access may become wider: nothing else denies or limits what it did
+        not kept: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a supported kind; access may become wider: no other rule denies or limits the same requests
         9 native already, 5 rewritten, 3 not needed, 0 left as they are, 2 not kept
     "#]].assert_eq(&done.out);
     let checked = place.leno(&["check", "-f", "new"]);
@@ -297,7 +297,7 @@ fn a_check_tells_what_would_be_kept_and_writes_nothing() {
         "not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): \
          spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends",
         "not kept: PluginChain shop/mail (old/smi.yaml:59): \"PluginChain\" is not a supported \
-         kind; access may become wider: nothing else denies or limits what it did",
+         kind; access may become wider: no other rule denies or limits the same requests",
     ] {
         assert!(done.out.lines().any(|found| found == line), "{line}\n{}", done.out);
     }

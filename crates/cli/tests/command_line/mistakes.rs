@@ -165,7 +165,7 @@ fn a_command_under_exec_does_not_outlive_its_parent() {
     // Process 1 is not the parent of this process.
     let orphan = place.leno(&["exec", "--parent", "1", "--", "/bin/echo", "alive"]);
     assert_eq!(orphan.code, Some(1), "{orphan:?}");
-    assert!(orphan.err.contains("is gone") && orphan.out.is_empty(), "{orphan:?}");
+    assert!(orphan.err.contains("has exited") && orphan.out.is_empty(), "{orphan:?}");
     let parent = std::process::id().to_string();
     let child = place.leno(&["exec", "--parent", &parent, "--", "/bin/echo", "alive"]);
     assert_eq!((child.code, child.out.as_str()), (Some(0), "alive\n"), "{child:?}");

@@ -133,7 +133,7 @@ async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_o
     details.uid = uid("new");
     for held in [former, Some(Instance::Registration(7))] {
         let error = office.renewed(&details, held).await.unwrap_err().reason;
-        assert!(error.contains("it is `pod:new` now"), "{error}");
+        assert!(error.contains("its instance is now `pod:new`"), "{error}");
     }
 }
 
@@ -265,8 +265,8 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
     let good = "cluster.local/ns/bookinfo/sa/details";
     for (peer, found, expected) in [
         (peer(good, Some("details-1")), details, None),
-        (peer(good, Some("details-2")), details, Some("that of workload `bookinfo/details-2`")),
-        (peer(good, None), details, Some("that of workload ``")),
+        (peer(good, Some("details-2")), details, Some("issued to workload `bookinfo/details-2`")),
+        (peer(good, None), details, Some("issued to workload ``")),
         (peer(good, Some("details-1")), None, Some("no Workload bookinfo/details-1")),
         (peer("cluster.local/ns/bookinfo/sa/x", Some("details-1")), details, Some("join again")),
         (peer("other.local/ns/bookinfo/sa/details", Some("details-1")), details, Some("other")),

@@ -124,7 +124,7 @@ mod tests {
         let app = || json!({"app": "stock"});
         let listener = json!([{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:1" }]);
         let mut calling = serde_json::to_value(workload("connected")).unwrap();
-        calling["doors"] = listener;
+        calling["outbound_listeners"] = listener;
         let subscribed = |services: &[&str]| {
             let mut proxy = proxy();
             proxy.subscriptions = services.iter().map(|name| (*name).to_owned()).collect();

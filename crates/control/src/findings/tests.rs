@@ -25,7 +25,7 @@ pub(super) fn healthy() -> Facts {
 pub(super) fn workload(sidecar: &str) -> WorkloadStatus {
     let value = json!({
         "name": "shop/cart-1", "account": "shop/cart", "address": "127.0.0.1", "ports": [],
-        "labels": {}, "services": [], "doors": [], "sidecar": sidecar, "listeners": {},
+        "labels": {}, "services": [], "outbound_listeners": [], "sidecar": sidecar, "listeners": {},
     });
     serde_json::from_value(value).unwrap()
 }
@@ -34,7 +34,7 @@ pub(super) fn proxy() -> ProxyStatus {
     let value = json!({
         "workload": "shop/cart-1", "connection": 1, "connected_seconds": 1.0, "pid": 1,
         "version": "0", "admin": null, "subscriptions": [], "services": 1,
-        "world_age_seconds": 1.0, "behind_seconds": null, "told": 1, "applied": 1, "refused": 0,
+        "world_age_seconds": 1.0, "behind_seconds": null, "sent": 1, "applied": 1, "refused": 0,
         "refusals": [],
     });
     serde_json::from_value(value).unwrap()

@@ -146,10 +146,10 @@ async fn what_is_no_set_of_keys_is_reported_and_is_none() {
             "",
             "returned redirect 302 Found; redirects are not followed",
         ),
-        ("404 Not Found", "", &*set("a"), "answers 404 Not Found"),
+        ("404 Not Found", "", &*set("a"), "returned 404 Not Found"),
         ("200 OK", "", "<html>", "is not a JWK set"),
         ("200 OK", "", r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, "has no RSA key"),
-        ("200 OK", "", &long, "answers with more than 65536 bytes"),
+        ("200 OK", "", &long, "returned more than 65536 bytes"),
         ("200 OK", "content-encoding: gzip\r\n", "\u{1f}", "is not a JWK set"),
     ] {
         issuer.answer(status, fields, body);

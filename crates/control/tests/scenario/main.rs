@@ -229,7 +229,7 @@ fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
         let mut liar = Proxy::claim(&shop.control, &client, &workload("stock-1")).await;
         match liar.ended().await {
             FollowError::Goodbye(reason) => {
-                assert!(reason.contains("that of workload `shop/client-1`"), "{reason}");
+                assert!(reason.contains("issued to workload `shop/client-1`"), "{reason}");
             }
             other => panic!("{other:?}"),
         }

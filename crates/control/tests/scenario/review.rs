@@ -66,9 +66,9 @@ fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
             assert_eq!(joined.credential.workload(), Some(&workload("client-1")));
         }
         for (token, name, expected) in [
-            ("of-client", "stock-1", "that of pod shop/client-1, and not of shop/stock-1"),
-            ("of-stock", "stock-1", "account shop/client, and workload shop/stock-1 runs as"),
-            ("of-late", "late-1", "pod shop/late-1 is not known"),
+            ("of-client", "stock-1", "issued to pod shop/client-1, not shop/stock-1"),
+            ("of-stock", "stock-1", "account shop/client, but workload shop/stock-1 runs as"),
+            ("of-late", "late-1", "pod shop/late-1 is not a known workload"),
             ("nonsense", "client-1", "nobody knows the token"),
             ("down", "client-1", "cannot check join tokens at the moment"),
         ] {

@@ -113,7 +113,7 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
                 "shop/b",
                 Some("OutlierRemoval shop/a takes precedence at all of its targets"),
             ),
-            ("Hedging", "shop/lost", Some("nothing that it is attached to is there")),
+            ("Hedging", "shop/lost", Some("none of its targets exists")),
             ("TagRoute", "shop/all", Some("TagRoute shop/stock takes precedence")),
             ("TagRoute", "shop/stock", None),
             ("Lane", "shop/gray", None),
@@ -256,7 +256,7 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
                 "shop/limit",
                 Some(
                     "TrafficSplit shop/all forwards all requests to shop/next, and no workload of \
-                     shop/away gets any",
+                     shop/away receives any",
                 ),
             ),
         ] {
@@ -337,7 +337,7 @@ fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
         let all = "TrafficSplit shop/all forwards all requests to shop/next, and";
         let tags = format!("{all} tag rules select from the endpoints of shop/away only");
         assert_eq!((why("shop/tags"), why("shop/theirs")), (Some(&*tags), None));
-        let lane = format!("{all} no workload of shop/away gets any");
+        let lane = format!("{all} no workload of shop/away receives any");
         assert_eq!(why("shop/lane"), Some(&*lane));
     });
 }

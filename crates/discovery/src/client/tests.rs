@@ -51,7 +51,7 @@ async fn whatever_is_not_of_the_protocol_ends_the_stream_with_a_reason() {
         (framed(to_proxy::Message::Delta(no_key)), "key: is missing"),
         (vec![0, 0, 0, 0], "without content"),
         (vec![0, 0, 0, 2, 0xff, 0xff], "invalid message"),
-        (vec![0x7f, 0, 0, 0], "larger than the 4194304"),
+        (vec![0x7f, 0, 0, 0], "exceeds the limit of 4194304"),
         (framed(to_proxy::Message::Certificate(proto::Certificate::default())), "without content"),
         (
             framed(to_proxy::Message::Goodbye(proto::Goodbye { reason: "moving".into() })),

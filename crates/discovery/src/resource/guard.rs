@@ -68,8 +68,8 @@ fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
     }
 }
 
-fn sent((name, text): &(String, String)) -> proto::Sent {
-    proto::Sent { name: name.clone(), text: text.clone() }
+fn sent((name, text): &(String, String)) -> proto::ContextEntry {
+    proto::ContextEntry { name: name.clone(), text: text.clone() }
 }
 
 fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, Invalid> {

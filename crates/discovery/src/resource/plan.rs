@@ -66,7 +66,11 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         address: ip_address("address", &wire.address)?,
         ports,
         served: by_port("served", served)?,
-        outbound_listeners: each("doors", wire.outbound_listeners, listener_from_wire)?,
+        outbound_listeners: each(
+            "outbound_listeners",
+            wire.outbound_listeners,
+            listener_from_wire,
+        )?,
         access: access_from_wire(mode).map_err(|invalid| invalid.under("access"))?,
         revoked: each("revoked", wire.revoked, |name| account("account", &name))?
             .into_iter()

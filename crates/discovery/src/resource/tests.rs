@@ -194,8 +194,11 @@ fn every_wrong_field_is_named() {
         (|p| p.ports[0].name = Some("a b".into()), "ports[0].name"),
         (|p| p.ports.push(p.ports[0].clone()), "ports"),
         (|p| p.served.push(p.served[0].clone()), "served"),
-        (|p| p.outbound_listeners[0].listen = None, "doors[0].listen"),
-        (|p| p.outbound_listeners[0].listen.as_mut().unwrap().scope = 1, "doors[0].listen"),
+        (|p| p.outbound_listeners[0].listen = None, "outbound_listeners[0].listen"),
+        (
+            |p| p.outbound_listeners[0].listen.as_mut().unwrap().scope = 1,
+            "outbound_listeners[0].listen",
+        ),
         (|p| p.access = None, "access.mode"),
         (|p| strict(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
         (|p| strict(p).http[0].path = None, "access.rules[0].http[0].path"),

@@ -393,7 +393,7 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
         (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
         (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),
         (vec![], framed(from_proxy::Message::Hello(nameless)), "workload"),
-        (vec![], vec![0x10, 0, 0, 0], "larger than the 1048576"),
+        (vec![], vec![0x10, 0, 0, 0], "exceeds the limit of 1048576"),
         (greeting(), greeting(), "second Hello"),
         (greeting(), vec![0, 0, 0, 0], "without content"),
         (greeting(), vec![0, 0, 0, 1, 0xff], "invalid message"),

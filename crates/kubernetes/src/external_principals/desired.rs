@@ -279,7 +279,7 @@ mod tests {
             refused,
             [
                 "spec.subjectAltNames[0]: `nginx.ingress.cluster.local` is the name of an account of \
-              another namespace: here it ends in `.shop.cluster.local`; use a name outside the mesh"
+              another namespace: names in this namespace end in `.shop.cluster.local`; use a name outside the mesh"
             ]
         );
     }

@@ -105,9 +105,9 @@ fn refuses_what_cannot_be_asked() {
         &specs,
         &expect![[r#"
             spec: is incomplete; set one of `service`, `url`
-            spec: has `service` and `url` at once; keep one of them
-            spec.url: "a:1" is not a valid server: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:9000`
-            spec.url: "http://a:1/check" is not a valid server: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:9000`
+            spec: has `service` and `url` together; keep one of them
+            spec.url: "a:1" is not a valid server: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:9000`
+            spec.url: "http://a:1/check" is not a valid server: a path may contain only visible characters without `?` and `#`, and gRPC has no path; correct it, as in `http://127.0.0.1:9000`
             spec.service.port: is missing; add `port`
             spec.timeout: "2m" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
             spec.onFailure: "open" is not a supported value; use `deny` or `allow`
@@ -148,19 +148,19 @@ fn refuses_what_describes_no_request() {
         "RateLimit",
         &specs,
         &expect![[r#"
-        spec.global: is incomplete; set one of `service`, `url`
-        spec.global.domain: is missing; add `domain`
-        spec.global.descriptors: is missing; add `descriptors`
-        spec.global.descriptors: is missing; add `descriptors`
-        spec.global.descriptors: is empty; add a descriptor
-        spec.global.descriptors[0].entries: is missing; add `entries`
-        spec.global.descriptors[0].entries: is empty; add an entry, such as `{key: client, from: client}`
-        spec.global.descriptors[0].entries[0]: is incomplete; set one of `text`, `header`, `from`
-        spec.global.descriptors[0].entries[0]: has `text` and `from` at once; keep one of them
-        spec.global.descriptors[0].entries[0].from: "query" is not a supported value; use `client`, `path`, `method` or `address`
-        spec.global.descriptors[0].entries[0].key: is missing; add `key`
-        spec.global.descriptors[0].entries[0].text: "" is not a text to send; use 1 to 256 bytes without control characters
-        spec.global.descriptors[0].hits: 0 is out of range; use a number from 1 to 1000000
-    "#]],
+            spec.global: is incomplete; set one of `service`, `url`
+            spec.global.domain: is missing; add `domain`
+            spec.global.descriptors: is missing; add `descriptors`
+            spec.global.descriptors: is missing; add `descriptors`
+            spec.global.descriptors: is empty; add a descriptor
+            spec.global.descriptors[0].entries: is missing; add `entries`
+            spec.global.descriptors[0].entries: is empty; add an entry, such as `{key: client, from: client}`
+            spec.global.descriptors[0].entries[0]: is incomplete; set one of `text`, `header`, `from`
+            spec.global.descriptors[0].entries[0]: has `text` and `from` together; keep one of them
+            spec.global.descriptors[0].entries[0].from: "query" is not a supported value; use `client`, `path`, `method` or `address`
+            spec.global.descriptors[0].entries[0].key: is missing; add `key`
+            spec.global.descriptors[0].entries[0].text: "" is not a text to send; use 1 to 256 bytes without control characters
+            spec.global.descriptors[0].hits: 0 is out of range; use a number from 1 to 1000000
+        "#]],
     );
 }

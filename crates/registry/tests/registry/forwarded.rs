@@ -94,7 +94,7 @@ fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
     expect![[r#"
         OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as OutlierRemoval default/own-removal; remove it, or the policies of the other services
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
-        RateLimit default/limit: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and no workload of default/lone gets any; attach it to default/next
+        RateLimit default/limit: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and no workload of default/lone receives any; attach it to default/next
     "#]].assert_eq(&warnings(&text));
 }
 
@@ -146,13 +146,13 @@ fn by_request() -> String {
 fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
     let text = format!("{}{}", ports(TCP_PORT), by_request());
     expect![[r#"
-        CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
-        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
-        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
-        Hedging default/hedging: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
-        FaultInjection default/faults: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
-        RateLimit default/limit: spec.targetRefs[0]: has no effect except to reject connections with HTTP: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
-        Retry default/retry: spec.destinations: has no effect: the ports of default/api carry TCP, in which no request is seen; name a service with a port that speaks HTTP, or remove the policy
+        CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
+        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
+        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
+        Hedging default/hedging: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
+        FaultInjection default/faults: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
+        RateLimit default/limit: spec.targetRefs[0]: has no effect except to reject connections with HTTP: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
+        Retry default/retry: spec.destinations: has no effect: the ports of default/api carry TCP, in which requests are not visible; name a service with a port that speaks HTTP, or remove the policy
     "#]].assert_eq(&warnings(&text));
     // One HTTP port suffices for a policy of the whole service, but not for a policy of the other port.
     let both = ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
@@ -207,7 +207,7 @@ fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
         canary(away, &tag_rules("third")).replace("name: api}], rules", "name: third}], rules");
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/third only; write the rules for default/next, or remove them
-        Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third gets any; attach it to default/next
+        Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third receives any; attach it to default/next
     "#]].assert_eq(&warnings(&alone));
     // Rules of the backend, of a service that keeps a share, and of a service that another route forwards to.
     assert_eq!(warnings(&canary(away, &tag_rules("next"))), "");

@@ -109,8 +109,8 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers: names no issuer; add an issuer
             spec.issuers[0].jwks: is missing; add `jwks`
             spec.issuers[0].jwks: is incomplete; set one of `inline`, `file`, `url`
-            spec.issuers[0].jwks: has `inline` and `url` at once; keep one of them
-            spec.issuers[0].jwks.url: "b" is not a valid JWKS endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks: has `inline` and `url` together; keep one of them
+            spec.issuers[0].jwks.url: "b" is not a valid JWKS endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.url: "https://a#b" is not a valid JWKS endpoint: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.issuers[0].jwks.refresh: applies to `url` only; remove it; files are watched
@@ -120,8 +120,8 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy the content of the issuer's `jwks_uri`
             spec.issuers[0].audiences: is empty, which is ambiguous; add an element, or leave it out for any
             spec.issuers[0].from[0]: is incomplete; set one of `header`, `query`
-            spec.issuers[0].from[0]: has `header` and `query` at once; keep one of them
-            spec.issuers[0].from[0].prefix: is for headers; remove it
+            spec.issuers[0].from[0]: has `header` and `query` together; keep one of them
+            spec.issuers[0].from[0].prefix: requires `header`; remove it
             spec.issuers[0].leeway: "2h" is out of range; use a time with a unit, from 0ms to 1h, such as "5s"
             spec.issuers[0].maxAge: "0s" is out of range; use a time with a unit, from 1s to 8784h, such as "5s"
             spec.issuers[0].requireExpiration: 1 is neither true nor false; use true or false
@@ -236,16 +236,16 @@ fn hints_about_key_sources_lead_to_acceptance() {
         "JwtValidation",
         &specs,
         &expect![[r#"
-        spec.issuers[0].jwks: is "https://a.example/jwks.json", not a map; write a map, such as {url: "https://a.example/jwks.json"}
-        spec.issuers[0].jwks: is "/etc/keys.json", not a map; write a map, such as {file: "/etc/keys.json"}
-        spec.issuers[0].jwks: is a text, not a map; write a map with the text as `inline`
-        spec.issuers[0].jwks.file: "https://a.example/jwks.json" is a URL, not the path of a file; write it as `url`
-        spec.issuers[0].jwks.url: "/etc/keys.json" is not a valid JWKS endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; write the path of a file as `file`
-        spec.issuers[0].jwks.url: "https://...@a.example/jwks.json" is not a valid JWKS endpoint: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://...@a.example:443/jwks.json" is not a valid JWKS endpoint: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://müller.example/jwks.json" is not a valid JWKS endpoint: a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://a.example:99999/jwks.json" is not a valid JWKS endpoint: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-    "#]],
+            spec.issuers[0].jwks: is "https://a.example/jwks.json", not a map; write a map, such as {url: "https://a.example/jwks.json"}
+            spec.issuers[0].jwks: is "/etc/keys.json", not a map; write a map, such as {file: "/etc/keys.json"}
+            spec.issuers[0].jwks: is a text, not a map; write a map with the text as `inline`
+            spec.issuers[0].jwks.file: "https://a.example/jwks.json" is a URL, not the path of a file; write it as `url`
+            spec.issuers[0].jwks.url: "/etc/keys.json" is not a valid JWKS endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; write the path of a file as `file`
+            spec.issuers[0].jwks.url: "https://...@a.example/jwks.json" is not a valid JWKS endpoint: an endpoint must not contain a user or password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.url: "https://...@a.example:443/jwks.json" is not a valid JWKS endpoint: an endpoint must not contain a user or password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.url: "https://müller.example/jwks.json" is not a valid JWKS endpoint: a host with non-ASCII characters is written in Punycode, such as `xn--mller-kva.example`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.url: "https://a.example:99999/jwks.json" is not a valid JWKS endpoint: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        "#]],
     );
 }
 

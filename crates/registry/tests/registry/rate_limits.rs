@@ -176,7 +176,7 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
             spec.rateLimit.global.http.rateLimitService: is missing; add `rateLimitService`
             spec.rateLimit.local.http.unit: "day" is not a supported value; use `second`, `minute` or `hour`
             spec.rateLimit.local.http.requests: 0 is out of range; use a number from 1 to 1000000
-            spec.rateLimit.local.http.responseStatusCode: 200 is no error; use 400 to 599
+            spec.rateLimit.local.http.responseStatusCode: 200 is not an error status; use 400 to 599
             spec.rateLimit.local.tcp.requests: is an unknown field; remove it, or use `connections`, `unit` or `burst`
             spec.rateLimit.local.tcp.connections: is missing; add `connections`
             spec.httpRoutes[0]: has no limits; add `rateLimit`, or remove the route

@@ -342,20 +342,20 @@ fn refuses_what_operators_cannot_see_by() {
             4:28: MeshConfig x: spec.tracing.sampling: 1 is not a percentage; did you mean `1%`?
             4:28: MeshConfig x: spec.tracing.sampling: "101%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
             4:26: MeshConfig x: spec.tracing.export: is incomplete; set one of `otlp`, `zipkin`
-            4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` at once; keep one of them
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "ftp://c:4318" is not a valid endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is not a valid endpoint: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
-            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "http://c:4317/v1" is not a valid endpoint: a path is of visible characters without `?` and `#`, and gRPC has none; correct it, as in `http://127.0.0.1:4317`
+            4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` together; keep one of them
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "ftp://c:4318" is not a valid endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "c:4318" is not a valid endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `http://127.0.0.1:4318`
+            4:44: MeshConfig x: spec.tracing.export.otlp.endpoint: "http://c:4317/v1" is not a valid endpoint: a path may contain only visible characters without `?` and `#`, and gRPC has no path; correct it, as in `http://127.0.0.1:4317`
             4:69: MeshConfig x: spec.tracing.export.otlp.protocol: "http2" is not a supported value; did you mean `http`?
             4:26: MeshConfig x: spec.tracing.errors: "no" is neither true nor false; use true or false
             4:43: MeshConfig x: spec.tracing.propagation: "b4" is not a supported value; did you mean `b3`?
             4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is not a valid endpoint: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
             4:28: MeshConfig x: spec.accessLog.format: is an unknown field; remove it, or use `sampling`, `errors`, `template` or `export`
-            4:30: MeshConfig x: spec.accessLog.template: a template has 1 to 1024 bytes; correct it, as in `{method} {path} {response_code}`
+            4:30: MeshConfig x: spec.accessLog.template: a template must have 1 to 1024 bytes; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: a template must contain at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: `methods` is not a field of the access log; did you mean `method`?
             4:59: MeshConfig x: spec.accessLog.sampling: "1e2%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
-            4:30: MeshConfig x: spec.accessLog.template: `authorization` is no field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `hedge`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
+            4:30: MeshConfig x: spec.accessLog.template: `authorization` is not a field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `hedge`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
             4:37: MeshConfig x: spec.accessLog.export.zipkin: is an unknown field; remove it, or use `otlp`
             4:28: MeshConfig x: spec.accessLog.export.otlp: is missing; add `otlp`
             4:71: MeshConfig x: spec.accessLog.export.otlp.interval: is an unknown field; remove it, or use `endpoint` or `protocol`

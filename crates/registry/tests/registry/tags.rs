@@ -67,7 +67,7 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
         &expect![[r#"
             spec: is incomplete; set one of `service`, `scope`
             spec: has no rules; add `rules` or `sameTag`
-            spec: has `service` and `scope` at once; keep one of them
+            spec: has `service` and `scope` together; keep one of them
             spec.port: requires `service`; remove it, or name a `service`
             spec.scope: "cluster" is not a supported value; use `namespace` or `mesh`
             spec.otherwise: is missing; add `otherwise`
@@ -75,7 +75,7 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             spec.otherwise: "none" is not a supported value; use `any`, `default` or `fail`
             spec.rules[0].split: is missing; add `split`
             spec.rules[0].split: has no target with a weight above 0; add one
-            spec.rules[0].split[0]: has `tags` and `instances` at once; keep one of them
+            spec.rules[0].split[0]: has `tags` and `instances` together; keep one of them
             spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
             spec.rules[0].split[0].tags.v: 2 is a number, not text; write "2" in quotes
             spec.rules[0].split[0].tags: names no tag; name one, or use `instances: any`
@@ -225,7 +225,7 @@ spec:
         spec.rules[0].rules[0].match.headers: "Id" matches no header: header names are lower-case; write the name in lower case
         spec.rules[0].rules[0].match.headers.Id: has two operators; `exact` is ignored; keep one; write a list of conditions for several
         spec.rules[0].rules[0].match.headers.b.regex: "(" is not a regular expression (unclosed group) and never matches; correct it
-        spec.rules[0].rules[0].route[1]: has not a `weight` and `tags` and is dropped; add a `weight` and `tags`
+        spec.rules[0].rules[0].route[1]: lacks a `weight` and `tags` and is ignored; add a `weight` and `tags`
         spec.rules[1].kind: is also the kind of another document: only the first applies; put the rules of a kind into one document
         spec.rules[2].kind: "unknown" is not a supported kind of rule: the document is ignored; use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or `route.sermant.io/lane`
         spec.rules[3].rules[0].match: has no `protocol`, so the rule never matches; add `protocol: http`

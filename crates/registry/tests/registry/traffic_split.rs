@@ -164,6 +164,6 @@ spec:
         TrafficSplit shop/a: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so its share of requests gets the status 500; give it the ports of the root: `80` or `5432`
         TrafficSplit shop/a: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use only one of the two per port
         TrafficSplit shop/b: spec.service: the HTTPRoute shop/web is attached to port 80 of it and takes precedence there; use only one of the two per port
-        TrafficSplit shop/b: spec.service: the TrafficSplit shop/a is for the same service and comes first by name, so this one has no effect; remove one of the two, or restrict this one with `matches`
+        TrafficSplit shop/b: spec.service: the TrafficSplit shop/a is for the same service and is first in alphabetical order, so this one has no effect; remove one of the two, or restrict this one with `matches`
     "#]].assert_eq(&lines.concat());
 }

@@ -226,8 +226,8 @@ impl Spent {
         CoresBusy {
             proxies: busy(proxies),
             load_and_applications: busy(load),
-            external_clients_beside_proxies: busy(first),
-            external_clients_beside_load: busy(second),
+            other_processes_on_proxy_cores: busy(first),
+            other_processes_on_load_cores: busy(second),
         }
     }
 }
@@ -275,8 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn external_clients_are_what_is_left_of_busy_cores_counted_once() {
-        for (read, external_clients) in [
+    fn other_processes_are_what_is_left_of_busy_cores_counted_once() {
+        for (read, other_processes) in [
             // Separate cores: 0.5 for the proxies, 0.85 for load, applications and control plane.
             ((0.5, 0.85), (0.0, 0.0)),
             ((0.75, 1.0), (0.25, 0.15)),
@@ -287,8 +287,8 @@ mod tests {
             ((1.75, 0.0), (0.4, 0.0)),
         ] {
             let cores = spent(read, None).cores();
-            let found = (cores.external_clients_beside_proxies, cores.external_clients_beside_load);
-            let off = (found.0 - external_clients.0).abs() + (found.1 - external_clients.1).abs();
+            let found = (cores.other_processes_on_proxy_cores, cores.other_processes_on_load_cores);
+            let off = (found.0 - other_processes.0).abs() + (found.1 - other_processes.1).abs();
             assert!(off < 1e-6, "{read:?}: {found:?}");
             assert_eq!((cores.proxies, cores.load_and_applications), (0.5, 0.75));
         }

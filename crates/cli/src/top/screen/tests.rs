@@ -117,7 +117,7 @@ fn why_nothing_is_newer_fits_and_steers_no_terminal() {
     view.trouble = Some(format!("refused: \u{1b}[2J\n\u{9b}{}", "x".repeat(500)));
     let look = Look { order: Order::Name, colours: false };
     let screen = render(&view, Size { columns: 120, rows: 20 }, look);
-    assert!(screen.contains("not newer: refused: \u{fffd}[2J\u{fffd}\u{fffd}x"), "{screen:?}");
+    assert!(screen.contains("not updated: refused: \u{fffd}[2J\u{fffd}\u{fffd}x"), "{screen:?}");
     assert!(screen.lines().all(|line| line.chars().count() <= 120), "{screen}");
 }
 

@@ -30,7 +30,7 @@ fn policy(kind: &str, destination: &str) -> PolicyStatus {
 fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
     let workload = json!({
         "name": "shop/api-1", "account": "shop/api-account", "address": "127.0.0.1", "ports": [], "labels": {},
-        "services": ["shop/api"], "doors": [], "sidecar": "connected", "listeners": {},
+        "services": ["shop/api"], "outbound_listeners": [], "sidecar": "connected", "listeners": {},
     });
     let workloads: [WorkloadStatus; 1] = [from_value(workload).unwrap()];
     let route = json!({
@@ -72,7 +72,7 @@ fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
 fn an_account_and_a_service_of_the_same_name_are_two_places() {
     let workload = json!({
         "name": "shop/api-1", "account": "shop/acct", "address": "127.0.0.1", "ports": [], "labels": {},
-        "services": ["shop/api"], "doors": [], "sidecar": "connected", "listeners": {},
+        "services": ["shop/api"], "outbound_listeners": [], "sidecar": "connected", "listeners": {},
     });
     let workloads: [WorkloadStatus; 1] = [from_value(workload).unwrap()];
     // A service has the name of the account, and an account that of the service.

@@ -285,19 +285,11 @@ impl ObjectStore {
             };
             return match fields.into_iter().any(of_backend) {
                 true => resolved("False", "InvalidKind", refusal),
-                false => resolved(
-                    "Unknown",
-                    "Pending",
-                    "the references of the route have not been checked",
-                ),
+                false => resolved("Unknown", "Pending", UNCHECKED),
             };
         }
         let Some(object) = self.customs.said(origin) else {
-            return resolved(
-                "Unknown",
-                "Pending",
-                "the references of the route have not been checked",
-            );
+            return resolved("Unknown", "Pending", UNCHECKED);
         };
         let (parents, backends) = backends(object);
         for (kind, own, service, port) in backends {
@@ -604,3 +596,5 @@ const NAMES_NOTHING: &str = "it has no targets";
 const REFUSALS_MAX: usize = 5;
 /// The maximum length of a message. The API allows 32768 bytes, which is too long to read.
 const MESSAGE_BYTES_MAX: usize = 2000;
+
+const UNCHECKED: &str = "the references of the route have not been checked";

@@ -140,7 +140,7 @@ fn a_retry_that_is_about_the_same_requests_names_the_first() {
             "retryPolicy": {"retryOn": "5xx", "numRetries": 1},
         })
     };
-    let first = "Retry shop/a applies to the same requests, and comes first by name";
+    let first = "Retry shop/a applies to the same requests, and is first in alphabetical order";
     check((RETRY, "a", retry(&["web"])), (RETRY, "b", retry(&["web"])), "committed", first);
     check((RETRY, "a", retry(&["other"])), (RETRY, "b", retry(&["web"])), "committed", "committed");
     // Targets that do not exist do not count.

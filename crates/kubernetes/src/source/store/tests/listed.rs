@@ -192,7 +192,7 @@ fn listed_endpoints_are_bounded() {
     let update = store.flush().unwrap();
     let [warning] = update.warnings.as_slice() else { panic!("{:?}", update.warnings) };
     let warning = warning.to_string();
-    assert!(warning.contains("1 of its endpoints are left out"), "{warning}");
+    assert!(warning.contains("1 of its endpoints are ignored"), "{warning}");
     store.take(slices(), gone("shop", "hand-0"));
     store.take(slices(), slice("hand-16", 8080, &[("10.1.0.1", true)]));
     assert_eq!(store.flush().unwrap().warnings, []);
