@@ -659,7 +659,7 @@ pub struct Authorization {
     #[prost(message, optional, tag = "3")]
     pub headers: ::core::option::Option<HeaderNames>,
     #[prost(message, repeated, tag = "4")]
-    pub context: ::prost::alloc::vec::Vec<Sent>,
+    pub context: ::prost::alloc::vec::Vec<ContextEntry>,
     #[prost(message, optional, tag = "5")]
     pub body: ::core::option::Option<ShownBody>,
 }
@@ -673,7 +673,7 @@ pub struct ShownBody {
     pub as_bytes: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Sent {
+pub struct ContextEntry {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -1927,19 +1927,19 @@ impl MatchedBy {
     /// (if the ProtoBuf definition does not change) and safe for programmatic use.
     pub fn as_str_name(&self) -> &'static str {
         match self {
-            Self::Unspecified => "TOLD_BY_UNSPECIFIED",
-            Self::Http => "TOLD_BY_HTTP",
-            Self::ServerName => "TOLD_BY_SERVER_NAME",
-            Self::Address => "TOLD_BY_ADDRESS",
+            Self::Unspecified => "MATCHED_BY_UNSPECIFIED",
+            Self::Http => "MATCHED_BY_HTTP",
+            Self::ServerName => "MATCHED_BY_SERVER_NAME",
+            Self::Address => "MATCHED_BY_ADDRESS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
-            "TOLD_BY_UNSPECIFIED" => Some(Self::Unspecified),
-            "TOLD_BY_HTTP" => Some(Self::Http),
-            "TOLD_BY_SERVER_NAME" => Some(Self::ServerName),
-            "TOLD_BY_ADDRESS" => Some(Self::Address),
+            "MATCHED_BY_UNSPECIFIED" => Some(Self::Unspecified),
+            "MATCHED_BY_HTTP" => Some(Self::Http),
+            "MATCHED_BY_SERVER_NAME" => Some(Self::ServerName),
+            "MATCHED_BY_ADDRESS" => Some(Self::Address),
             _ => None,
         }
     }

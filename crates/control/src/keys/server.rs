@@ -50,7 +50,7 @@ enum NoAnswer {
     Http(#[from] hyper::Error),
     #[error("returned redirect {0}; redirects are not followed, configure the final URL")]
     OtherReplica(StatusCode),
-    #[error("answers {0}")]
+    #[error("returned {0}")]
     Status(StatusCode),
     #[error("returned more than {} bytes", IssuerKeys::BYTES_MAX)]
     TooLarge,

@@ -125,7 +125,7 @@ async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
     assert_eq!(read(&mut keeper, MINUTE).await, Some(Reading::Same));
     assert!(issuer.last_question().contains("if-none-match: \"1\"\r\n"));
     issuer.answer("503 Service Unavailable", "", "");
-    assert_eq!(failed(read(&mut keeper, 2 * MINUTE).await), "answers 503 Service Unavailable");
+    assert_eq!(failed(read(&mut keeper, 2 * MINUTE).await), "returned 503 Service Unavailable");
     // Retried soon.
     issuer.answer("200 OK", "", &set("one"));
     let soon = 2 * MINUTE + Duration::from_secs(1);
