@@ -283,9 +283,8 @@ impl Proxy {
         };
         let courier = Courier::new(self.config.clone(), world.clone(), telemetry.shard());
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
-        let reports = (telemetry, world);
-        let follower =
-            Follower::new(self.config.clone(), reports, self.state.clone(), page, seed(0));
+        let (config, reports) = (self.config.clone(), (telemetry, world));
+        let follower = Follower::new(config, reports, self.state.clone(), page, seed(0));
         let (queries, queried) = mpsc::channel(admin::QUERIES_MAX);
         let follower = follower.with_queries(queries);
         let tasks = LocalSet::new();

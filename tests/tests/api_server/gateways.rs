@@ -135,7 +135,7 @@ impl Cluster {
             String::new(),
         );
         let settings = watch::channel(settings).1;
-        tasks.spawn(provision(server.client().await, settings, source.desireds(), leading));
+        tasks.spawn(provision(server.client().await, settings, source.desired(), leading));
         let (output, queue) = mpsc::channel(4);
         tasks.spawn(source.follow(output));
         Self { objects: BTreeMap::new(), queue, _tasks: tasks }

@@ -191,13 +191,8 @@ pub(super) async fn start(
     }
     tasks.spawn(named("the renewal of the authority", authority.keep()));
 
-    let (found, peers) = watch::channel(BTreeSet::new());
-    config.found_peers = Some(peers);
     let here = (own, config.listen.port());
-    let looking = (client.clone(), namespace.clone());
-    tasks.spawn(named("the discovery of other control planes", async move {
-        peers::follow(looking.0, &looking.1, here, found).await;
-    }));
+    config.found_peers = Some(discover_peers(client.clone(), namespace, here, &mut tasks));
     config.reviewer = Some(Arc::new(ByTokenReview(TokenReviewer::new(client.clone()))));
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
@@ -226,6 +221,20 @@ pub(super) async fn start(
         tasks.spawn(named(WEBHOOK, serving));
     }
     Ok((control, Cluster { tasks, stop, ending: ending(args) }))
+}
+
+/// Starts the discovery of the other control planes, and returns their addresses.
+fn discover_peers(
+    client: Client,
+    namespace: NamespaceName,
+    own: (IpAddr, u16),
+    tasks: &mut JoinSet<&'static str>,
+) -> watch::Receiver<BTreeSet<SocketAddr>> {
+    let (found, peers) = watch::channel(BTreeSet::new());
+    tasks.spawn(named("the discovery of other control planes", async move {
+        peers::follow(client, &namespace, own, found).await;
+    }));
+    peers
 }
 
 /// Returns the tasks that must complete by themselves.
