@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the scenarios in a cluster that with.sh brought up: scenarios.sh PROGRAM
+# Runs the scenarios in a cluster that with.sh created: scenarios.sh PROGRAM
 # First with the defaults of `leno install`, as in the README, then with gateways, then with network plugins that
 # redirect connections to sidecars, then without Leno again (no file of it may be left on the nodes), and at the end by Helm.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-run() { cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
+# Prints the time, so that the log shows the duration of each group.
+run() { date -u +"%T: $*" >&2; cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
 # Before anything is in the mesh.
 run kubernetes empty::
 run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways:: --skip empty::
@@ -12,13 +13,13 @@ run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways:
 entrances=(policies::an_ingress_backend entrances::)
 "$1" install --image "$KC_IMAGE" --gateways --apply
 run kubernetes --test-threads 4 gateways:: "${entrances[@]}"
-# These trouble everything in the cluster, and have it for themselves.
-run kubernetes --test-threads 1 alone::
-# These have API servers of their own, and run beside the rest, which waits for pods most of the time. Those with cert-manager
-# are another target of ./test, which builds it.
+# These start API servers of their own. They run in parallel with the following groups, which wait for pods most of the
+# time. The scenarios with cert-manager are another target of ./test, which builds it.
 api_server_log=$KC_STATE/api_server.log
 run api_server --test-threads 2 --skip issuer:: > "$api_server_log" 2>&1 & api_server=$!
 trap wait EXIT
+# These disturb the whole cluster: one after the other.
+run kubernetes --test-threads 1 alone::
 "$1" install --image "$KC_IMAGE" --cni --apply
 kubectl -n leno-cni rollout status daemonset/leno-cni --timeout=120s
 run kubernetes --test-threads 4 by_plugin connectivity

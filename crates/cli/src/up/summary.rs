@@ -126,8 +126,8 @@ fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     }
     lines.extend(members.iter().find_map(call_any_service));
     lines.push((format!("leno get workloads{hint}"), "list the workloads".to_owned()));
-    lines.push((format!("leno top{hint}"), "live statistics".to_owned()));
-    lines.extend(page.map(|page| (page.to_owned(), "live statistics in a browser".to_owned())));
+    lines.push((format!("leno top{hint}"), "watch the mesh in the terminal".to_owned()));
+    lines.extend(page.map(|page| (page.to_owned(), "watch the mesh in a browser".to_owned())));
     let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
     let mut text = "\n".to_owned();
     for (command, meaning) in lines {

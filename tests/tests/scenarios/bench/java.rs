@@ -19,7 +19,7 @@ fn what_java_parts_need_is_named_before_anything_is_measured() {
         let output = command.env("PATH", home.path()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{said}");
-        for hint in ["needs `java`", "a JDK, 17 or later", "default-jdk-headless maven"] {
+        for hint in ["requires `java`", "a JDK, 17 or later", "default-jdk-headless maven"] {
             assert!(said.contains(hint), "`{hint}` is missing: {said}");
         }
     }
