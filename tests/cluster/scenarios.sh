@@ -10,9 +10,9 @@ run() { date -u +"%T: $*" >&2; cargo test --locked --workspace --test "$1" -- --
 run kubernetes empty::
 run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways:: --skip empty::
 # IngressBackends open ports in each installation: the defaults (above), gateways, and Helm (below).
-entrances=(policies::an_ingress_backend entrances::)
+ingress=(policies::an_ingress_backend ingress_backends::)
 "$1" install --image "$KC_IMAGE" --gateways --apply
-run kubernetes --test-threads 4 gateways:: "${entrances[@]}"
+run kubernetes --test-threads 4 gateways:: "${ingress[@]}"
 # These start API servers of their own. They run in parallel with the following groups, which wait for pods most of the
 # time. The scenarios with cert-manager are another target of ./test, which builds it.
 api_server_log=$KC_STATE/api_server.log
@@ -31,7 +31,7 @@ chart=$KC_HERE/../../deploy/helm/leno
 helm() { "$KC_HERE/helm.sh" "$@"; }
 kubectl apply -f "$KC_HERE/manifests/smi.yaml" > /dev/null
 helm install leno "$chart" --namespace leno-system --create-namespace --set "image=$KC_IMAGE" --wait
-run kubernetes --test-threads 4 connectivity "${entrances[@]}"
+run kubernetes --test-threads 4 connectivity "${ingress[@]}"
 # Another installation by values: what is not known, or of another type, is refused, and the rest is there.
 for wrong in replicas=none gatways=true cni.enabled=perhaps accessCerts=all; do
   if helm template leno "$chart" --set "$wrong" > /dev/null 2>&1; then

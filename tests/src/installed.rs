@@ -18,7 +18,7 @@ pub fn go_program(name: &str) -> PathBuf {
 /// If it was not built.
 #[must_use]
 pub fn check_service(name: &str) -> PathBuf {
-    fetched(name, "deciders")
+    fetched(name, "check-services")
 }
 
 /// Returns cert-manager's controllers, `tests/programs/cert-manager`, built into the target folder.

@@ -116,11 +116,11 @@ mod tests {
         let _turn = TURN.lock();
         let search = PortSearch::new();
         let mut ports = Ports::new(&search);
-        let (listener_kind, link) = (ports.of("entrance").unwrap(), ports.of("link").unwrap());
+        let (listener_kind, link) = (ports.of("entry").unwrap(), ports.of("link").unwrap());
         assert_ne!(listener_kind, link);
-        assert_eq!(ports.of("entrance").unwrap(), listener_kind);
+        assert_eq!(ports.of("entry").unwrap(), listener_kind);
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, link)).unwrap();
         let mut others = Ports::new(&search);
-        assert!(![listener_kind, link].contains(&others.of("entrance").unwrap()));
+        assert!(![listener_kind, link].contains(&others.of("entry").unwrap()));
     }
 }

@@ -73,8 +73,8 @@ async function views(page) {
     Sidecars: row("bookinfo/ratings-1", "current", "ago", "in "),
     Findings: ".finding.warn:has-text('warning')",
     Live: ".live-ask input",
-    // No policy permits the requests of the demo client `stranger`.
-    Documents: ".finding.warn:has-text('stranger-1')",
+    // No policy permits the requests of the demo client `outsider`.
+    Documents: ".finding.warn:has-text('outsider-1')",
     Playground: ".ask input",
   };
   let key = "Tab";

@@ -65,8 +65,8 @@ fn the_control_plane_is_found_wherever_it_is() {
         assert_eq!(of("control plane")["verdict"], "ok");
         assert_eq!(of("authority")["verdict"], "wrong");
         assert_eq!(of("authority")["remedy"], "see the log of the control plane");
-        let (output, _) = program(&server, &["check", "--kubernetes", "-n", "elsewhere"]);
-        assert!(output.contains("warning: control plane: there is none in elsewhere"), "{output}");
+        let (output, _) = program(&server, &["check", "--kubernetes", "-n", "another"]);
+        assert!(output.contains("warning: control plane: there is none in another"), "{output}");
 
         install(&server, &Options { namespace: "other".to_owned(), ..options() }).await;
         assert_found(&server, "control plane", ("wrong", "one in each of mesh, other")).await;

@@ -254,7 +254,7 @@ impl Mesh {
             let listeners = output[0]["listeners"].as_object()?.values().next()?.as_str()?;
             listeners.rsplit(':').next()?.parse().ok()
         };
-        eventually("the sidecar has a door", MAX_WAIT, look).0
+        eventually("the sidecar has a listener", MAX_WAIT, look).0
     }
 
     /// Returns the application's response to an external client with such a certificate.

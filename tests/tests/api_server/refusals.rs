@@ -44,7 +44,7 @@ fn rules_that_can_mean_nothing_are_refused_early() {
         let target = |namespace: &str| {
             json!({
                 "destination": {"kind": "ServiceAccount", "name": "web", "namespace": namespace},
-                "sources": [{"kind": "ServiceAccount", "name": "a", "namespace": "elsewhere"}],
+                "sources": [{"kind": "ServiceAccount", "name": "a", "namespace": "another"}],
             })
         };
         let said = refused(&server, TARGETS, "t", &target("other")).await;

@@ -95,7 +95,7 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
         "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
          ports: [{name: http, port: 8080}]}}
 ---
-{apiVersion: v1, kind: Service, metadata: {name: elsewhere}, spec: {type: ExternalName, externalName: kubernetes.default.svc.cluster.local}}",
+{apiVersion: v1, kind: Service, metadata: {name: another}, spec: {type: ExternalName, externalName: kubernetes.default.svc.cluster.local}}",
     );
     plain.http_server("server", 1);
     meshed.wait_ready();
@@ -121,7 +121,7 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
     assert!(count("answered") >= before + 20);
     // Names outside the mesh are forwarded to the upstream resolver.
     let forwarded = count("forwarded");
-    let answer = meshed.curl("client", &["-k", "https://elsewhere/api"]);
+    let answer = meshed.curl("client", &["-k", "https://another/api"]);
     assert!(matches!(answer.status, 401 | 403), "{answer:?}");
     assert_eq!(meshed.curl("client", &["http://nobody.example.com/"]).exit, 6);
     assert!(count("forwarded") > forwarded);

@@ -6,7 +6,7 @@ use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn meshed_pods_speak_and_external_clients_do_not() {
     let meshed = Namespace::new("permissive", Injection::Enabled);
-    let strange = Namespace::new("stranger", Injection::Disabled);
+    let strange = Namespace::new("outsider", Injection::Disabled);
     meshed.http_server("server", 1);
     meshed.client("client");
     strange.client("client");

@@ -23,15 +23,15 @@ fn bookinfo_sells_in_strict_mode() {
     let ours = format!("namespace: {}", namespace.name());
     namespace.apply(&rest.replace("namespace: bookinfo", &ours));
     namespace.client("traffic");
-    namespace.client("stranger");
+    namespace.client("outsider");
     namespace.wait_ready();
 
     let product = "http://productpage:9080/api/v1/products/1";
     namespace.expect_curl("traffic", &[product], 0, 200);
     namespace.expect_curl("traffic", &["http://gateway-ratings:9080/ratings/1"], 0, 200);
     namespace.expect_curl("traffic", &["http://ratings:9080/ratings/1"], 0, 403);
-    namespace.expect_curl("stranger", &[product], 0, 403);
-    namespace.expect_curl("stranger", &["http://ratings:9080/ratings/1"], 0, 403);
+    namespace.expect_curl("outsider", &[product], 0, 403);
+    namespace.expect_curl("outsider", &["http://ratings:9080/ratings/1"], 0, 403);
 
     let version = |user: &[&str]| {
         let body = namespace.curl("traffic", &[&[product][..], user].concat()).body;

@@ -33,19 +33,19 @@ spec:
 
 /// Returns a namespace outside the mesh, and the URL of a gateway from there.
 pub(crate) fn external_clients_at(address: &str) -> (Namespace, String) {
-    let external_clients = Namespace::new("strangers", Injection::Disabled);
-    external_clients.client("stranger");
+    let external_clients = Namespace::new("outsiders", Injection::Disabled);
+    external_clients.client("outsider");
     external_clients.wait_ready();
     let url = format!("http://{address}/");
-    external_clients.expect_curl("stranger", &[&url], 0, 200);
+    external_clients.expect_curl("outsider", &[&url], 0, 200);
     (external_clients, url)
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn external_clients_come_in_by_a_gateway_alone() {
-    let external_clients = Namespace::new("strangers", Injection::Disabled);
-    external_clients.client("stranger");
+    let external_clients = Namespace::new("outsiders", Injection::Disabled);
+    external_clients.client("outsider");
     for injection in [Injection::Enabled, Injection::Disabled] {
         let namespace = Namespace::new("gateway", injection);
         namespace.http_server("server", 2);
@@ -54,13 +54,13 @@ fn external_clients_come_in_by_a_gateway_alone() {
         external_clients.wait_ready();
         let url = format!("http://{address}/");
         eventually("the route is in force", Duration::from_secs(120), || {
-            (external_clients.curl("stranger", &[&url]).status == 200).then_some(())
+            (external_clients.curl("outsider", &[&url]).status == 200).then_some(())
         });
         let other_place =
-            external_clients.curl("stranger", &["-H", "x-a: b", &format!("{url}anything")]);
+            external_clients.curl("outsider", &["-H", "x-a: b", &format!("{url}anything")]);
         assert_eq!((other_place.exit, other_place.status), (0, 200), "{injection:?}");
         let name = format!("http://server.{}/", namespace.name());
-        let straight = external_clients.curl("stranger", &[&name]);
+        let straight = external_clients.curl("outsider", &[&name]);
         match injection {
             // Mutual TLS is required there.
             Injection::Enabled => assert_ne!(straight.exit, 0),
@@ -128,11 +128,11 @@ fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
         (output.starts_with("False ") && output.ends_with(&format!("{}/plain", namespace.name())))
             .then_some(())
     });
-    external_clients.expect_curl("stranger", &[&url], 0, 401);
-    let answers = external_clients.curls("stranger", 200, &[&url]);
+    external_clients.expect_curl("outsider", &[&url], 0, 401);
+    let answers = external_clients.curls("outsider", 200, &[&url]);
     let answered: Vec<_> = answers.iter().filter(|it| it.status != 401).collect();
     assert_eq!((answers.len(), answered), (200, Vec::new()));
     // Without the meshed Pod, no endpoint is left.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
-    external_clients.expect_curl("stranger", &[&url], 0, 503);
+    external_clients.expect_curl("outsider", &[&url], 0, 503);
 }

@@ -22,13 +22,13 @@ mod exclusions;
 #[cfg(test)]
 mod gateways;
 #[cfg(test)]
+mod ingress_backends;
+#[cfg(test)]
 mod injection;
 #[cfg(test)]
 mod joining;
 #[cfg(test)]
 mod limits;
-#[cfg(test)]
-mod listener_kinds;
 #[cfg(test)]
 mod migration;
 #[cfg(test)]

@@ -110,7 +110,7 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
     let namespace = Namespace::with_metadata("astray", strict);
-    let other_place = Namespace::new("elsewhere", Injection::Disabled);
+    let other_place = Namespace::new("another", Injection::Disabled);
     let member = Namespace::new("member", Injection::Enabled);
     namespace.http_server("server", 1);
     namespace.client("one");
@@ -164,7 +164,7 @@ kind: KIND
 metadata: {name: opening}
 spec:
   backends: [{name: server, port: {number: 8080, protocol: http}}]
-  sources: [{kind: Service, name: entrance, namespace: OUTSIDE}]
+  sources: [{kind: Service, name: ingress, namespace: OUTSIDE}]
 ";
 
 #[test]
@@ -175,19 +175,19 @@ fn an_ingress_backend_lets_the_pods_of_a_service_in() {
     let namespace = Namespace::with_metadata("opened", strict);
     let outside = Namespace::new("outside", Injection::Disabled);
     namespace.http_server("server", 1);
-    outside.client("entrance");
+    outside.client("ingress");
     outside.client("other");
     outside.apply(
-        "{apiVersion: v1, kind: Service, metadata: {name: entrance}, \
-         spec: {selector: {app: entrance}, ports: [{port: 80}]}}",
+        "{apiVersion: v1, kind: Service, metadata: {name: ingress}, \
+         spec: {selector: {app: ingress}, ports: [{port: 80}]}}",
     );
     namespace.wait_ready();
     outside.wait_ready();
     let url = format!("http://server.{}/", namespace.name());
-    outside.expect_curl("entrance", &[&url], 56, 0);
+    outside.expect_curl("ingress", &[&url], 56, 0);
     let opening = |kind: &str| OPENING.replace("KIND", kind).replace("OUTSIDE", outside.name());
     namespace.apply(&opening("IngressBackend"));
-    outside.expect_curl("entrance", &[&url], 0, 200);
+    outside.expect_curl("ingress", &[&url], 0, 200);
     outside.expect_curl("other", &[&url], 56, 0);
     // Another object for the same port has a status that it has no effect.
     namespace.apply(&opening("AccessControl"));
@@ -206,7 +206,7 @@ fn an_ingress_backend_lets_the_pods_of_a_service_in() {
         "opening",
     ]));
     says("accesscontrols.policy.openservicemesh.io", "committed");
-    outside.expect_curl("entrance", &[&url], 0, 200);
+    outside.expect_curl("ingress", &[&url], 0, 200);
     printed(&namespace.kubectl(&["delete", "accesscontrols.policy.openservicemesh.io", "opening"]));
-    outside.expect_curl("entrance", &[&url], 56, 0);
+    outside.expect_curl("ingress", &[&url], 56, 0);
 }

@@ -68,7 +68,7 @@ fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() 
     servers.apply(&split("root", &names));
     let buyers = ["one", "two"];
     buyers.iter().for_each(|name| clients.client(name));
-    clients.client("stranger");
+    clients.client("outsider");
     servers.wait_ready();
     clients.wait_ready();
     servers.apply(&allowed((&servers, &names), (&clients, &buyers), "HTTPRouteGroup"));
@@ -80,7 +80,7 @@ fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() 
             clients.expect_reached(buyer, &[&itself], &[name]);
         }
     }
-    clients.expect_curl("stranger", &[&root], 0, 403);
+    clients.expect_curl("outsider", &[&root], 0, 403);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn connections_of_tcp_are_split_too() {
     // The root is also a backend here.
     servers.apply(&split("one", &["one", "two"]));
     clients.client("client");
-    clients.client("stranger");
+    clients.client("outsider");
     servers.wait_ready();
     clients.wait_ready();
     servers.apply(&allowed((&servers, &["one", "two"]), (&clients, &["client"]), "TCPRoute"));
@@ -132,7 +132,7 @@ fn connections_of_tcp_are_split_too() {
             (seen.len() > 1).then_some(())
         });
         assert_eq!(seen, BTreeSet::from([of("one"), of("two")]), "{root}");
-        expect_heard(&clients, "stranger", &root, str::is_empty);
+        expect_heard(&clients, "outsider", &root, str::is_empty);
     }
     let itself = format!("two.{}", servers.name());
     expect_heard(&clients, "client", &itself, |heard| heard == of("two"));

@@ -56,14 +56,14 @@ fn probes_are_those_of_the_application() {
         pod("http", "httpGet: {path: /status/200, port: http}"),
         pod("tcp", "tcpSocket: {port: 8080}"),
         pod("unwell", "httpGet: {path: /status/500, port: http}"),
-        pod("elsewhere", "tcpSocket: {port: 8099}"),
+        pod("another", "tcpSocket: {port: 8099}"),
     ];
     namespace.apply(&manifests.join("---\n"));
     for well in ["pod/http", "pod/tcp"] {
         let waited = namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]);
         printed(&waited);
     }
-    for (unwell, answer) in [("unwell", "statuscode: 500"), ("elsewhere", "statuscode: 502")] {
+    for (unwell, answer) in [("unwell", "statuscode: 500"), ("another", "statuscode: 502")] {
         let started =
             "jsonpath={.status.containerStatuses[0].started} {.status.containerStatuses[0].ready}";
         let state = || printed(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));

@@ -52,7 +52,7 @@ impl Shop {
     /// Opens a connection to the listener: its requests are handled by one data thread.
     fn connect(&self) -> Connection {
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, self.listener));
-        Connection::open(listener).expect("the door is open")
+        Connection::open(listener).expect("the listener is open")
     }
 
     /// Returns the instance that serves a user.

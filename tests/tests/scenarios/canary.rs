@@ -87,7 +87,7 @@ fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Ca
 impl Canary {
     /// Returns the status of a request, and the mesh's reason.
     fn verdict(&self, path: &str) -> (u16, Option<String>) {
-        let answer = get(self.listener, path).expect("the door answers");
+        let answer = get(self.listener, path).expect("the listener responds");
         (answer.status, answer.reason().map(str::to_owned))
     }
 
@@ -95,7 +95,7 @@ impl Canary {
     fn hold(&self, received: impl Fn() -> usize) -> Connection {
         let before = received();
         eventually("a request is held", MAX_WAIT, || {
-            let mut connection = Connection::open(self.listener).expect("the door is open");
+            let mut connection = Connection::open(self.listener).expect("the listener is open");
             let request = "GET /hold HTTP/1.1\r\nhost: test\r\n\r\n";
             connection.send(request).expect("it takes a request");
             while received() == before {
@@ -205,7 +205,7 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
     let instances = [("v1", &broken), ("v1", &well), ("v2", &v2)];
     let canary = canary(&instances, &route("HTTPRoute", &BOTH), &policies.concat());
     // One connection uses one data thread, which has its own counters.
-    let mut connection = Connection::open(canary.listener).expect("the door is open");
+    let mut connection = Connection::open(canary.listener).expect("the listener is open");
     let statuses: Vec<u16> =
         (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
@@ -222,7 +222,7 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
     let balancing = policy("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
     let instances: Vec<(&str, &Application)> = applications.iter().map(|it| ("v1", it)).collect();
     let canary = canary(&instances, &route("HTTPRoute", &[("api-v1", 1)]), &balancing);
-    let mut connection = Connection::open(canary.listener).expect("the door is open");
+    let mut connection = Connection::open(canary.listener).expect("the listener is open");
     let mut serves = |user: usize| {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");

@@ -37,7 +37,7 @@ fn authorization(name: &str, by: &str) -> String {
 }
 
 #[test]
-#[ignore = "takes programs of Go that ./test deciders builds"]
+#[ignore = "takes programs of Go that ./test check-services builds"]
 fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     let (stock, listener, port) = (stock(), free_port(), free_port());
     let at = format!("127.0.0.1:{port}");
@@ -62,7 +62,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
             .then_some(())
     };
     eventually("the service of the mesh lets in", MAX_WAIT, || decided("inside"));
-    let turned_away = ask(listener, "").expect("the door answers");
+    let turned_away = ask(listener, "").expect("the listener responds");
     assert_eq!((turned_away.status, turned_away.reason()), (401, Some("denied-by-service")));
     assert_eq!(turned_away.body, b"no key for GET /items?a=b");
     assert_eq!(turned_away.header("www-authenticate"), Some("Key"));
@@ -80,7 +80,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     // The first policy by name decides.
     mesh.write("a.yaml", &authorization("a-outside", &format!("url: \"http://{at}\"")));
     eventually("the server outside lets in", MAX_WAIT, || decided("a-outside"));
-    assert_eq!(ask(listener, "").expect("the door answers").status, 401);
+    assert_eq!(ask(listener, "").expect("the listener responds").status, 401);
     // No server listens on this port.
     let nobody = format!("url: \"http://127.0.0.1:{}\"", free_port());
     mesh.write("a.yaml", &authorization("a-outside", &nobody));
@@ -94,7 +94,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
 }
 
 #[test]
-#[ignore = "takes programs of Go that ./test deciders builds"]
+#[ignore = "takes programs of Go that ./test check-services builds"]
 fn an_authorization_service_sees_bodies() {
     let stock = Application::start(|request| Answer::ok(request.body.clone()));
     let (listener, port) = (free_port(), free_port());
@@ -132,7 +132,7 @@ fn an_authorization_service_sees_bodies() {
         let answer = post("let me in, please")?;
         (answer.reason() == Some("denied-by-service") && answer.body == b"no please").then_some(())
     });
-    let answer = post("more than twenty bytes are in this").expect("the door answers");
+    let answer = post("more than twenty bytes are in this").expect("the listener responds");
     assert_eq!((answer.status, answer.reason()), (413, Some("body-too-large")));
 }
 
@@ -178,7 +178,7 @@ fn counting(directory: &Path) -> (Program, Program, u16) {
 }
 
 #[test]
-#[ignore = "takes programs of Go that ./test deciders builds"]
+#[ignore = "takes programs of Go that ./test check-services builds"]
 fn envoys_rate_limit_service_counts_for_two_servers() {
     let directory = tempfile::tempdir().expect("a folder");
     let (_store, _service, grpc) = counting(directory.path());
@@ -207,7 +207,7 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
     });
     assert_eq!(first.header("x-ratelimit-limit"), Some("3, 3;w=3600"));
     let statuses = [to_one, to_two, to_one, to_two, to_one].map(|listener| {
-        let answer = ask(listener, "").expect("the door answers");
+        let answer = ask(listener, "").expect("the listener responds");
         (answer.status, answer.header("x-ratelimit-remaining").map(str::to_owned))
     });
     let said = |status: u16, left: &str| (status, Some(left.to_owned()));
@@ -215,7 +215,7 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
         statuses,
         [said(200, "2"), said(200, "1"), said(200, "0"), said(429, "0"), said(429, "0")]
     );
-    let refused = ask(to_two, "").expect("the door answers");
+    let refused = ask(to_two, "").expect("the listener responds");
     assert_eq!(refused.reason(), Some("rate-limited"));
     let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
     assert!((1..=3600).contains(&wait), "{wait}");

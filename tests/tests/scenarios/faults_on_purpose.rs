@@ -51,7 +51,7 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     ];
     let mesh = Mesh::up(&manifests.concat());
     let [web, app] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    let ask = |listener, path: &str| get(listener, path).expect("the door answers");
+    let ask = |listener, path: &str| get(listener, path).expect("the listener responds");
 
     let began = Instant::now();
     assert_eq!(ask(web, "/slow").status, 200);
@@ -79,7 +79,7 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     // The request body is read, so the connection stays usable.
     let post =
         "POST /broken HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
-    assert_eq!(exchange(web, post).expect("the door answers").status, 418);
+    assert_eq!(exchange(web, post).expect("the listener responds").status, 418);
 
     let page = mesh.sidecar("shop/web-1");
     assert!(page.metric("leno_faults_injected_total{fault=\"abort\"}") >= 50.0);

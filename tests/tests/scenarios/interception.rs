@@ -183,7 +183,7 @@ impl Pods {
         ip(&["link", "add", &bridge, "type", "bridge"]);
         ip(&["address", "add", &format!("10.254.{subnet}.1/24"), "dev", &bridge]);
         ip(&["link", "set", &bridge, "up"]);
-        let places = [(CLIENT, "client"), (SERVER, "server"), (EXTERNAL_CLIENT, "stranger")];
+        let places = [(CLIENT, "client"), (SERVER, "server"), (EXTERNAL_CLIENT, "outsider")];
         let namespaces = places.map(|(host, what)| connected(&bridge, (subnet, host), what));
         let manifests = POD_MANIFESTS.replace("10.254.0.", &format!("10.254.{subnet}."));
         let control = ControlPlane::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);

@@ -44,7 +44,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     answer: {body: \"too much\", headers: [{name: x-limit, value: clients}]}";
     let (mesh, _stock, [web, app]) = shop(&limit(rules));
     let statuses = |listener: SocketAddr, path: &str| -> Vec<u16> {
-        let mut connection = Connection::open(listener).expect("the door is open");
+        let mut connection = Connection::open(listener).expect("the listener is open");
         (0..8).map(|_| connection.get(path).expect("it is answered").status).collect()
     };
     for (listener, path) in [(web, "/a"), (app, "/%61"), (web, "/free")] {
@@ -54,7 +54,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
         };
         assert_eq!(statuses(listener, path), expected, "{path}");
     }
-    let refused = get(web, "/a").expect("the door answers");
+    let refused = get(web, "/a").expect("the listener responds");
     assert_eq!((refused.status, refused.reason()), (429, Some("rate-limited")));
     assert_eq!(
         (refused.body.as_slice(), refused.header("x-limit")),
@@ -69,7 +69,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, in: 1h}]";
     mesh.write("limit.yaml", &limit(rules).replace("name: limit", "name: a-limit"));
-    let answer = |listener| get(listener, "/a").expect("the door answers").status;
+    let answer = |listener| get(listener, "/a").expect("the listener responds").status;
     eventually("the other limit decides", MAX_WAIT, || (answer(web) == 200).then_some(()));
     assert_eq!((answer(app), answer(web)), (429, 429));
     // The limit no longer applies.
@@ -95,16 +95,18 @@ spec:
 ";
     let (_mesh, _stock, [web, app]) = shop(setting);
     let let_in = |listener: SocketAddr, path: &str| {
-        (0..10).filter(|_| get(listener, path).expect("the door answers").status == 200).count()
+        (0..10)
+            .filter(|_| get(listener, path).expect("the listener responds").status == 200)
+            .count()
     };
     assert_eq!(let_in(web, "/items/17"), 5);
     assert_eq!(let_in(web, "/other"), 3);
     assert_eq!(let_in(app, "/other"), 0, "all clients share one bucket");
-    let refused = get(app, "/other").expect("the door answers");
+    let refused = get(app, "/other").expect("the listener responds");
     assert_eq!((refused.status, refused.header("x-limited")), (503, Some("1")));
     let post =
         "POST /items/3 HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
-    let refused = exchange(app, post).expect("the door answers");
+    let refused = exchange(app, post).expect("the listener responds");
     assert_eq!((refused.status, refused.reason()), (429, Some("rate-limited")));
 }
 
@@ -121,7 +123,7 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
     let _mesh = Mesh::up(&manifests.concat());
     let mut open: Vec<Connection> = Vec::new();
     for _ in 0..2 {
-        let mut connection = Connection::open(loopback(listener)).expect("the door is open");
+        let mut connection = Connection::open(loopback(listener)).expect("the listener is open");
         assert_eq!(connection.get("/a").expect("it is carried").status, 200);
         open.push(connection);
     }

@@ -41,7 +41,7 @@ fn shop(mode: &str) -> Shop {
 }
 
 fn turns(shop: &Shop, status: u16) -> Duration {
-    let what = format!("the door answers {status}");
+    let what = format!("the listener responds {status}");
     let look = || get(shop.listener, "/").ok().filter(|response| response.status == status);
     eventually(&what, Duration::from_secs(20), look).1
 }

@@ -74,7 +74,7 @@ fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
     eventually("nobody is denied any more", Duration::from_secs(90), || {
         let traffic = demo.ask("/traffic");
         let edges = traffic["edges"].as_array()?;
-        let denied = edges.iter().find(|edge| edge["from"] == "bookinfo/stranger-1");
+        let denied = edges.iter().find(|edge| edge["from"] == "bookinfo/outsider-1");
         denied?["success"].is_null().then_some(())
     });
     let home = format!("http://{}/", demo.page);
@@ -154,7 +154,7 @@ pub(crate) fn browse(config: &str, url: &str) -> String {
     if let Some(folder) = std::env::var_os("LENO_PICTURES") {
         command.arg(folder);
     }
-    let mut browser = Program::start(&format!("the scene {config}"), &mut command);
+    let mut browser = Program::start(&format!("the scenario {config}"), &mut command);
     let status = browser.wait(4 * MAX_WAIT);
     assert!(status.success(), "{config}: {status}\n{}", browser.printed());
     browser.printed()

@@ -201,7 +201,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
         (issuer.token("one", &but("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
         (issuer.token("one", &but("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
     ] {
-        let answer = ask(listener, &token).expect("the door answers");
+        let answer = ask(listener, &token).expect("the listener responds");
         let challenge = answer.header("www-authenticate").unwrap_or_default();
         assert_eq!(answer.status, status, "{token}: {challenge}");
         assert_eq!(answer.reason().unwrap_or_default(), reason, "{token}: {challenge}");
@@ -212,17 +212,17 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
     let next = issuer.token("two", &claims(&["writers"]));
     issuer.show(&["one", "two"]);
     turns(listener, &next, 200, "");
-    assert_eq!(ask(listener, &good).expect("the door answers").status, 200);
+    assert_eq!(ask(listener, &good).expect("the listener responds").status, 200);
     issuer.show(&["two"]);
     turns(listener, &good, 401, "signature is not valid");
-    assert_eq!(ask(listener, &next).expect("the door answers").status, 200);
+    assert_eq!(ask(listener, &next).expect("the listener responds").status, 200);
 
     // An unavailable issuer does not affect requests.
     serving.stop(MAX_WAIT);
     eventually("the rule says what is wrong", MAX_WAIT, || {
         unread(&mesh).contains("the previous keys remain in force").then_some(())
     });
-    assert_eq!(ask(listener, &next).expect("the door answers").status, 200);
+    assert_eq!(ask(listener, &next).expect("the listener responds").status, 200);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn keys_in_a_file_beside_the_rule_are_watched() {
     eventually("the rule says what is wrong", MAX_WAIT, || {
         unread(&mesh).contains("is not a JWK set").then_some(())
     });
-    assert_eq!(ask(listener, &good).expect("the door answers").status, 200);
+    assert_eq!(ask(listener, &good).expect("the listener responds").status, 200);
 }
 
 #[test]

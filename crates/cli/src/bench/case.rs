@@ -48,7 +48,7 @@ impl Case {
             parameters: parameters.as_object().cloned().unwrap_or_default(),
             layout: Layout::Http,
             app: App::BuiltIn,
-            targets: vec![("entrance", format!("/{body}"))],
+            targets: vec![("entry", format!("/{body}"))],
             connections,
             rate: None,
             connecting: Connecting::KeepAlive,
@@ -156,7 +156,7 @@ impl Applications {
                     let data = ports.of("data")?;
                     start(role, relay(ports, role, &[data])?)?;
                 }
-                let listeners = ["door-1", "door-2", "door-3"];
+                let listeners = ["listener-1", "listener-2", "listener-3"];
                 let listeners: Vec<u16> =
                     listeners.iter().filter_map(|listener| ports.known(listener)).collect();
                 start("consumer", relay(ports, "consumer", &listeners)?)?;

@@ -166,19 +166,19 @@ fn of(all: &[Description], layout: Layout) -> anyhow::Result<&Description> {
 /// Clients connect to the ports of the backends.
 fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
     let roads: &[(&str, &str)] = match place.layout {
-        Layout::Http | Layout::Tcp => &[("entrance", "backend")],
-        Layout::Bookinfo => &[
-            ("entrance-ratings", "ratings"),
-            ("entrance-gateway", "gateway"),
-            ("outbound", "ratings"),
-        ],
+        Layout::Http | Layout::Tcp => &[("entry", "backend")],
+        Layout::Bookinfo => {
+            &[("entry-ratings", "ratings"), ("entry-gateway", "gateway"), ("outbound", "ratings")]
+        }
         Layout::Fan => {
-            &[("entrance-1", "backend-1"), ("entrance-2", "backend-2"), ("entrance-3", "backend-3")]
+            &[("entry-1", "backend-1"), ("entry-2", "backend-2"), ("entry-3", "backend-3")]
         }
         // The consumer selects a provider itself, like a client with a service registry.
-        Layout::Chain | Layout::TaggedChain => {
-            &[("door-1", "provider-1"), ("door-2", "provider-2"), ("door-3", "provider-3")]
-        }
+        Layout::Chain | Layout::TaggedChain => &[
+            ("listener-1", "provider-1"),
+            ("listener-2", "provider-2"),
+            ("listener-3", "provider-3"),
+        ],
     };
     for (listener, backend) in roads {
         let port = place.ports.of(backend)?;
@@ -188,7 +188,7 @@ fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
 }
 
 fn floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
-    let port = place.ports.of("entrance")?.to_string();
+    let port = place.ports.of("entry")?.to_string();
     let to = place.ports.of("backend")?.to_string();
     let mut running = Running::default();
     let arguments = ["bench", "floor", "--port", &port, "--to", &to].map(str::to_owned);

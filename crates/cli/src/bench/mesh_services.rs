@@ -68,7 +68,7 @@ async fn run(
     let server = sidecar(rig, dir, (ports, address), "server").await?;
     let client = sidecar(rig, dir, (ports, address), "client").await?;
     for number in 0..USED.min(services) {
-        let listener = ports.address(&format!("door-{number}"))?;
+        let listener = ports.address(&format!("listener-{number}"))?;
         let until = Instant::now() + MAX_WAIT;
         while let Err(error) = ask::admin(listener, "/").await {
             if Instant::now() > until {
@@ -152,7 +152,7 @@ fn manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Resu
     }
     text.push_str("  outbound:\n");
     for number in 0..USED.min(services) {
-        let listener = ports.address(&format!("door-{number}"))?;
+        let listener = ports.address(&format!("listener-{number}"))?;
         writeln!(
             text,
             "  - {{service: service-{number}.bench, port: 80, listen: \"{listener}\"}}"

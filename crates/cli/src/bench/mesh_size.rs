@@ -267,7 +267,7 @@ impl Stage<'_, '_> {
     async fn use_listeners(&mut self) -> anyhow::Result<()> {
         for index in 0..self.crowd.real.min(self.crowd.sidecars) {
             for number in 0..self.used(index).len() {
-                let listener = self.ports.address(&format!("door-{index}-{number}"))?;
+                let listener = self.ports.address(&format!("listener-{index}-{number}"))?;
                 drop(ask::admin(listener, "/").await);
             }
         }

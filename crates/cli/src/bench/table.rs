@@ -152,7 +152,7 @@ fn published_table(published: &Published) -> String {
         table.add_row(row.iter().copied());
     }
     format!(
-        "Published elsewhere, not measured here: {}\n{table}\n{}\nSource: {}\n",
+        "Published by others, not measured here: {}\n{table}\n{}\nSource: {}\n",
         published.title, published.diagnostic, published.source
     )
 }

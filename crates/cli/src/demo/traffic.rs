@@ -61,7 +61,7 @@ async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::R
 /// # Errors
 /// If there is no response.
 pub(super) async fn ask_as_external_client(ports: Ports) -> anyhow::Result<u16> {
-    let mut target = at(ports.external_client_ratings, "stranger", "ratings", "/ratings/0");
+    let mut target = at(ports.external_client_ratings, "outsider", "ratings", "/ratings/0");
     target.weight = 1;
     let plan = Plan {
         pace: Pace::Open { rate: 10, connections: 1 },

@@ -139,7 +139,7 @@ fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
 
 /// True unless the sidecar reports that the listener is closed.
 fn is_open(member: &Introduced<'_>, listener: &OutboundListener) -> bool {
-    let name = format!("door-{}", listener.listen);
+    let name = format!("listener-{}", listener.listen);
     member.standing.report.as_ref().is_none_or(|report| !report.closed.contains_key(&name))
 }
 
@@ -236,13 +236,13 @@ mod tests {
     fn what_does_not_work_is_in_the_first_line_and_below_the_table() {
         let standing = Standing::failing(
             Arc::new(client()),
-            [("door-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
+            [("listener-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
         );
         let members = [Introduced { standing: &standing, namespace: None }];
         let shown = render(&Status::default(), &members, "");
         let first = "The mesh is up, but 1 listener is closed and 1 application does not stay up: ";
         assert!(shown.contains(first), "{shown}");
-        let line = "  ✗ shop/client-1: door-127.0.0.1:19080 is closed: in use\n";
+        let line = "  ✗ shop/client-1: listener-127.0.0.1:19080 is closed: in use\n";
         assert!(shown.contains(line), "{shown}");
         assert!(shown.contains("does not stay up: exit status: 1"), "{shown}");
         assert!(!shown.contains("curl http://127.0.0.1:19080/"), "{shown}");

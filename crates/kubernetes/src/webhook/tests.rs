@@ -352,7 +352,7 @@ async fn every_replica_is_trusted_and_answers() {
         assert_eq!(answer["response"]["patchType"], "JSONPatch", "{answer}");
         let (status, _) = ask(address, &bundle, MUTATE_PATH, &json!({})).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);
-        let (status, _) = ask(address, &bundle, "/elsewhere", &review).await;
+        let (status, _) = ask(address, &bundle, "/another", &review).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
     }
     stop.send_replace(true);

@@ -250,13 +250,13 @@ fn sees_the_swap_of_a_config_map_in_a_directory_and_of_one_file_of_it() {
 fn sees_the_target_of_a_link_written_other_place() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    fs::create_dir(at("elsewhere")).unwrap();
-    fs::write(at("elsewhere/text.txt"), service("a", 1)).unwrap();
+    fs::create_dir(at("another")).unwrap();
+    fs::write(at("another/text.txt"), service("a", 1)).unwrap();
     fs::create_dir(at("mesh")).unwrap();
-    symlink(at("elsewhere/text.txt"), at("mesh/a.yaml")).unwrap();
+    symlink(at("another/text.txt"), at("mesh/a.yaml")).unwrap();
     run(vec![at("mesh")], async |mut watched: Watched| {
         watched.expect("a", 1).await;
-        fs::write(at("elsewhere/text.txt"), service("a", 2)).unwrap();
+        fs::write(at("another/text.txt"), service("a", 2)).unwrap();
         watched.expect("a", 2).await;
     });
 }

@@ -98,11 +98,11 @@ fn what_leaves_the_mesh_is_what_policies_name() {
             .concat(),
     );
     all_of_it("client");
-    expect("client", &["-H", "host: elsewhere.example", &clear], 0, 403);
+    expect("client", &["-H", "host: another.example", &clear], 0, 403);
     let address = ["get", "service", "secure", "-o", "jsonpath={.spec.clusterIP}"];
     let address = printed(&outside.kubectl(&address));
-    let resolved = format!("elsewhere.example:443:{address}");
-    expect("client", &["-k", "--resolve", &resolved, "https://elsewhere.example/"], 35, 0);
+    let resolved = format!("another.example:443:{address}");
+    expect("client", &["-k", "--resolve", &resolved, "https://another.example/"], 35, 0);
     nothing("other");
 
     // For HTTP, only the paths in the route group are allowed.

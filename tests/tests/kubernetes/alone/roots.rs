@@ -79,7 +79,7 @@ fn the_root_is_replaced_without_a_failed_request() {
         step(first, word);
         caught_up(&pods, stage);
     }
-    let after = eventually("one root is told", Duration::from_secs(60), || {
+    let after = eventually("one root is published", Duration::from_secs(60), || {
         Some(roots()).filter(|roots| roots.matches("BEGIN CERTIFICATE").count() == 1)
     })
     .0;

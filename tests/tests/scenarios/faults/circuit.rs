@@ -50,7 +50,7 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
         .concat(),
     );
     let listener = loopback(listener);
-    let ask = || get(listener, "/").expect("the door answers");
+    let ask = || get(listener, "/").expect("the listener responds");
     // Each data thread has its own circuit; connections are spread over all of them.
     eventually("the circuit is open", MAX_WAIT, || {
         let answers: Vec<Response> = (0..20).map(|_| ask()).collect();
@@ -68,7 +68,7 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     // One request is in progress, and no other is admitted.
     let before = asked.load(Ordering::SeqCst);
     let first =
-        std::thread::spawn(move || get(listener, "/wait").expect("the door answers").status);
+        std::thread::spawn(move || get(listener, "/wait").expect("the listener responds").status);
     eventually("it is under way", MAX_WAIT, || {
         (asked.load(Ordering::SeqCst) > before).then_some(())
     });

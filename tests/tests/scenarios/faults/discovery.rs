@@ -107,5 +107,5 @@ fn ask(listener: SocketAddr, host: &str) -> Response {
     let host = format!("{host}:9080");
     let request =
         format!("GET http://{host}/ HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
-    exchange(listener, &request).expect("the door answers")
+    exchange(listener, &request).expect("the listener responds")
 }

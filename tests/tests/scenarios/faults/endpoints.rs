@@ -1,4 +1,4 @@
-//! Endpoint failure under load: repeatable requests are retried elsewhere, others are never repeated.
+//! Endpoint failure under load: repeatable requests are retried another, others are never repeated.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};

@@ -23,7 +23,7 @@ fn only_members_get_through_the_inbound_port_and_others_are_counted() {
         &foreign.state("shop/web-1"),
         &[],
     );
-    eventually("the stranger has a certificate", MAX_WAIT, || {
+    eventually("the outsider has a certificate", MAX_WAIT, || {
         (!external_client.page.world()["certificate"].is_null()).then_some(())
     });
     turns(shop.listener, 200);

@@ -158,7 +158,7 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     manifests.push(client("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
     let listener = loopback(listener);
-    let fails = || get(listener, "/").expect("the door answers").status != 200;
+    let fails = || get(listener, "/").expect("the listener responds").status != 200;
     eventually("all three answer", MAX_WAIT, || {
         assert!(!fails());
         instances.iter().all(|instance| instance.taken() > 0).then_some(())
@@ -238,14 +238,14 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
     let mesh = Mesh::up(&manifests.concat());
     let listener = loopback(listener);
     eventually("all three answer", MAX_WAIT, || {
-        assert_eq!(get(listener, "/").expect("the door answers").status, 200);
+        assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
         instances.iter().all(|instance| instance.taken() > 0).then_some(())
     });
     drop(instances.remove(0));
-    // A refused connection is retried elsewhere, so clients see no failure.
+    // A refused connection is retried another, so clients see no failure.
     eventually("it is removed", MAX_WAIT, || {
         for _ in 0..50 {
-            assert_eq!(get(listener, "/").expect("the door answers").status, 200);
+            assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
         }
         (removed(&mesh) == ["shop/ratings-1"]).then_some(())
     });
@@ -269,8 +269,8 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     manifests.push(client("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
     let listener = loopback(listener);
-    let ask = || get(listener, "/").expect("the door answers").status;
-    eventually("the door answers", MAX_WAIT, || (ask() == 200).then_some(()));
+    let ask = || get(listener, "/").expect("the listener responds").status;
+    eventually("the listener responds", MAX_WAIT, || (ask() == 200).then_some(()));
 
     instances[0].sick.store(true, Ordering::SeqCst);
     eventually("it is removed though nobody asks", MAX_WAIT, || {
@@ -311,8 +311,8 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
     manifests.push(client("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
     let listener = loopback(listener);
-    eventually("the door answers", MAX_WAIT, || {
-        (get(listener, "/").expect("the door answers").status == 200).then_some(())
+    eventually("the listener responds", MAX_WAIT, || {
+        (get(listener, "/").expect("the listener responds").status == 200).then_some(())
     });
     instances[0].sick.store(true, Ordering::SeqCst);
     eventually("it is removed", MAX_WAIT, || (removed(&mesh) == ["shop/ratings-1"]).then_some(()));

@@ -35,7 +35,7 @@ fn shop() -> Shop {
         mesh_config("strict"),
         server("web", application.port(), &[]),
         client("user", &[], &[("web.shop", listener)]),
-        client("stranger", &[], &[]),
+        client("outsider", &[], &[]),
         POLICY.to_owned(),
     ];
     Shop { mesh: Mesh::up(&manifests.concat()), listener, _application: application }
@@ -70,7 +70,7 @@ fn answered(proxy: SocketAddr, method: &str, url: &str) -> u64 {
 fn explain_predicts_what_the_mesh_answers() {
     let shop = shop();
     let proxy = |workload: &str| shop.mesh.sidecar(workload).proxy;
-    let (user, external_client) = (proxy("shop/user-1"), proxy("shop/stranger-1"));
+    let (user, external_client) = (proxy("shop/user-1"), proxy("shop/outsider-1"));
     let web = "http://web.shop:9080";
     for (from, method, url, status) in [
         ("shop/user-1", "GET", format!("{web}/items/1"), 200),
@@ -80,7 +80,7 @@ fn explain_predicts_what_the_mesh_answers() {
         ("shop/user-1", "GET", "http://web.shop:1/".to_owned(), 404),
         ("shop/user-1", "GET", "http://web.shop.svc.cluster.local:9080/items/2".to_owned(), 200),
         ("shop/user-1", "GET", "http://web:9080/items/2".to_owned(), 200),
-        ("shop/stranger-1", "GET", format!("{web}/items/1"), 403),
+        ("shop/outsider-1", "GET", format!("{web}/items/1"), 403),
     ] {
         let what = format!("{from} {method} {url}");
         let listener = if from == "shop/user-1" { user } else { external_client };
@@ -144,7 +144,7 @@ fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
     let mut connection = Connection::open(loopback(shop.listener)).unwrap();
     assert_eq!(connection.get("/items/1").unwrap().status, 200);
     for (topic, known) in [
-        ("workloads", "shop/stranger-1"),
+        ("workloads", "shop/outsider-1"),
         ("services", "shop/web"),
         ("certificates", "spiffe://cluster.local/ns/shop/sa/user"),
         // The verified client at the server's sidecar.

@@ -188,7 +188,7 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
 fn refuses(listener: u16, status: u16) -> Response {
     let look =
         || get(loopback(listener), "/open/").ok().filter(|response| response.status == status);
-    eventually(&format!("strangers get {status}"), MAX_WAIT, look).0
+    eventually(&format!("outsiders get {status}"), MAX_WAIT, look).0
 }
 
 /// Returns the status for a client without a policy.

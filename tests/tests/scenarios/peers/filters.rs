@@ -72,10 +72,10 @@ fn a_copy_arrives_and_nobody_waits_for_it() {
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}}}";
     let shop = shop(stock, test, mirror);
     let began = Instant::now();
-    assert_eq!(get(shop.listener, "/one?a=b").expect("the door answers").body, b"stock");
-    let small = exchange(shop.listener, &post("/two", 5000)).expect("the door answers");
+    assert_eq!(get(shop.listener, "/one?a=b").expect("the listener responds").body, b"stock");
+    let small = exchange(shop.listener, &post("/two", 5000)).expect("the listener responds");
     assert_eq!((small.status, small.body.as_slice()), (200, &b"stock"[..]));
-    let large = exchange(shop.listener, &post("/three", 200_000)).expect("the door answers");
+    let large = exchange(shop.listener, &post("/three", 200_000)).expect("the listener responds");
     assert_eq!(large.status, 200);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     let (mut copied, _) = eventually("the copies arrive", MAX_WAIT, || {
@@ -99,7 +99,7 @@ fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
                   fraction: {numerator: 1, denominator: 4}}}";
     let shop = shop(stock, test, mirror);
     for _ in 0..200 {
-        assert_eq!(get(shop.listener, "/").expect("the door answers").status, 200);
+        assert_eq!(get(shop.listener, "/").expect("the listener responds").status, 200);
     }
     let page = shop.mesh.sidecar("shop/web-1");
     let counted =
@@ -124,7 +124,7 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
         let request = format!(
             "{method} /items HTTP/1.1\r\nhost: a\r\nconnection: close\r\norigin: {origin}\r\n{more}\r\n"
         );
-        exchange(shop.listener, &request).expect("the door answers")
+        exchange(shop.listener, &request).expect("the listener responds")
     };
     let asks = "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
     let answer = ask("OPTIONS", "https://a.shop.example", asks);
@@ -166,7 +166,10 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
     // Caches must not serve it to pages of an allowed origin.
     assert_eq!(answer.header("vary"), Some("origin"));
-    assert_eq!(get(shop.listener, "/").expect("the door answers").header("vary"), Some("origin"));
+    assert_eq!(
+        get(shop.listener, "/").expect("the listener responds").header("vary"),
+        Some("origin")
+    );
     assert_eq!(heard.lock().expect("nobody panicked").len(), 3);
 }
 

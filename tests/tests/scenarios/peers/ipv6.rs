@@ -35,7 +35,7 @@ fn a_mesh_may_speak_ipv6_alone() {
     assert!(web.page.inbound(application.port()).is_ipv6());
 
     let url = format!("http://[::1]:{listener}/300000");
-    eventually("the door is answered", Duration::from_secs(20), || {
+    eventually("the listener is open", Duration::from_secs(20), || {
         downloaded(&[&url]).starts_with("200").then_some(())
     });
     assert_eq!(downloaded(&[&url]), "200 300000");
@@ -55,11 +55,11 @@ fn either_version_leads_to_the_other() {
     let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
     let other = free_port();
     let mut manifests = manifests("permissive", application.port(), listener);
-    manifests.push_str(&client("guest", &[], &[("web.shop", other)]));
+    manifests.push_str(&client("visitor", &[], &[("web.shop", other)]));
     let _mesh = Mesh::up(&manifests);
     for listener in [format!("[::1]:{listener}"), format!("127.0.0.1:{other}")] {
         let url = format!("http://{listener}/1000");
-        eventually("the door is answered", Duration::from_secs(20), || {
+        eventually("the listener is open", Duration::from_secs(20), || {
             downloaded(&[&url]).starts_with("200").then_some(())
         });
         assert_eq!(downloaded(&[&url]), "200 1000", "{listener}");

@@ -104,7 +104,7 @@ fn outlives_rules(kind: Kind) {
         let look = || get(loopback(listener), path).ok().filter(|r| r.reason() == Some(reason));
         eventually(&format!("{path} is answered {reason}"), MAX_WAIT, look);
     };
-    let other_place = "{matches: [{path: {type: Exact, value: /elsewhere}}], \
+    let other_place = "{matches: [{path: {type: Exact, value: /another}}], \
                      timeouts: {request: 1s}, backendRefs: [{name: chat, port: 9080}]}";
     mesh.write("route.yaml", &route("chat", &[other_place]));
     turns(kind.path(), "no-route");
@@ -115,7 +115,7 @@ fn outlives_rules(kind: Kind) {
         .replace("trafficMode: permissive", "trafficMode: strict")
         .replace("labels: {app: user}", "labels: {app: user, edited: \"yes\"}");
     mesh.write("mesh.yaml", &edited);
-    turns("/elsewhere", "no-policy-route");
+    turns("/another", "no-policy-route");
     stream.converses();
     assert_eq!(mesh.sidecar("shop/user-1").pid, user, "the sidecar was not replaced");
     stream.opens_again();

@@ -71,7 +71,7 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
             chat.mesh.up.wait_for_line("websocket ended: 4002 go home", MAX_WAIT);
             // In strict mode the policy allows only two paths.
             let other = if mode == "strict" { "refused 404" } else { "open" };
-            assert_eq!(chat.open("/elsewhere"), other);
+            assert_eq!(chat.open("/another"), other);
         }
     }
 }
@@ -92,7 +92,7 @@ fn curl_hears_what_a_server_says_first() {
         assert!(heard.ends_with("\u{7}welcome"), "{mode}: {heard}");
         let status = ["-o", "/dev/null", "-w", "%{http_code}"];
         if mode == "strict" {
-            assert_eq!(curl(&[&ask[1..], &status, &[&url("/elsewhere")]].concat()), "404");
+            assert_eq!(curl(&[&ask[1..], &status, &[&url("/another")]].concat()), "404");
         }
     }
 }
@@ -132,7 +132,7 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
         assert_eq!(client.say("close 4001 enough of it"), "closed 4001 enough of it");
         mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
         let other = if mode == "strict" { "refused 404" } else { "open" };
-        assert_eq!(client.say(&format!("open http://127.0.0.1:{entry}/elsewhere")), other);
+        assert_eq!(client.say(&format!("open http://127.0.0.1:{entry}/another")), other);
     }
 }
 

@@ -297,32 +297,29 @@ const fn server(name: &'static str, service: &'static str, role: &'static str) -
 }
 
 const PAIR: &[Workload] =
-    &[client("client", &[("server", "entrance")]), server("server", "server", "backend")];
+    &[client("client", &[("server", "entry")]), server("server", "server", "backend")];
 
 const BOOKINFO: &[Workload] = &[
-    client("client", &[("ratings", "entrance-ratings"), ("gateway", "entrance-gateway")]),
+    client("client", &[("ratings", "entry-ratings"), ("gateway", "entry-gateway")]),
     Workload {
         name: "gateway",
         service: "gateway",
         serves: Some("gateway"),
-        calls: &[("ratings", "gateway-door")],
+        calls: &[("ratings", "gateway-entry")],
         http_proxy: Some("outbound"),
     },
     server("ratings", "ratings", "ratings"),
 ];
 
 const FAN: &[Workload] = &[
-    client(
-        "client",
-        &[("echo-1", "entrance-1"), ("echo-2", "entrance-2"), ("echo-3", "entrance-3")],
-    ),
+    client("client", &[("echo-1", "entry-1"), ("echo-2", "entry-2"), ("echo-3", "entry-3")]),
     server("echo-1", "echo-1", "backend-1"),
     server("echo-2", "echo-2", "backend-2"),
     server("echo-3", "echo-3", "backend-3"),
 ];
 
 const CHAIN: &[Workload] = &[
-    client("consumer", &[("provider", "door-1")]),
+    client("consumer", &[("provider", "listener-1")]),
     server("provider-1", "provider", "provider-1"),
     server("provider-2", "provider", "provider-2"),
     server("provider-3", "provider", "provider-3"),

@@ -73,7 +73,7 @@ impl Stage<'_, '_> {
             if index < self.crowd.real {
                 text.push_str("  outbound:\n");
                 for (number, used) in self.used(index).into_iter().enumerate() {
-                    let listener = self.ports.address(&format!("door-{index}-{number}"))?;
+                    let listener = self.ports.address(&format!("listener-{index}-{number}"))?;
                     writeln!(
                         text,
                         "  - {{service: service-{used}.bench, port: 80, listen: \"{listener}\"}}"

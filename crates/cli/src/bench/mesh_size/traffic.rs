@@ -33,7 +33,7 @@ impl Traffic {
     pub(super) fn start(stage: &mut Stage<'_, '_>) -> anyhow::Result<Self> {
         let mut listeners: Vec<SocketAddr> = Vec::new();
         for index in 0..stage.crowd.real {
-            listeners.push(stage.ports.address(&format!("door-{index}-0"))?);
+            listeners.push(stage.ports.address(&format!("listener-{index}-0"))?);
         }
         let shared = Arc::<Shared>::default();
         #[allow(clippy::disallowed_methods, reason = "the task runs until `finish`")]

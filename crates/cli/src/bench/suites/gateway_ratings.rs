@@ -212,7 +212,7 @@ fn plots(report: &Report) -> Vec<Plot> {
 
 /// The called services, and the roles of the outbound listeners for them.
 const LINKS: [(&str, &str); 2] =
-    [("ratings", "entrance-ratings"), ("gateway-ratings", "entrance-gateway")];
+    [("ratings", "entry-ratings"), ("gateway-ratings", "entry-gateway")];
 
 const SUITE: Suite = Suite {
     name: "gateway-ratings",

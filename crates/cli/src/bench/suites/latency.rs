@@ -48,7 +48,7 @@ impl LatencyArgs {
     }
 
     fn case(&self, rate: u32) -> Case {
-        let targets = ["entrance-1", "entrance-2", "entrance-3"];
+        let targets = ["entry-1", "entry-2", "entry-3"];
         Case {
             name: format!("{rate} requests per second"),
             layout: Layout::Fan,

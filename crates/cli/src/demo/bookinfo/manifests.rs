@@ -177,7 +177,7 @@ fn clients(ports: &Ports) -> [Client; 2] {
             ],
         },
         Client {
-            account: "stranger",
+            account: "outsider",
             comment: "A member of the mesh with an outbound listener for ratings, but without a policy \
                 that permits its requests: 403.",
             listeners: vec![("ratings", ports.external_client_ratings)],
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn nobody_permits_the_external_client() {
         for permission in &PERMISSIONS {
-            assert!(!permission.sources.contains(&"stranger"));
+            assert!(!permission.sources.contains(&"outsider"));
         }
     }
 }

@@ -1,4 +1,4 @@
-module leno.dev/tests/programs/deciders
+module leno.dev/tests/programs/check_services
 
 go 1.26.0
 
