@@ -49,7 +49,7 @@ fn failures_are_one_line_with_a_remedy() {
             &["explain", "request", "--from", "shop/page-1", "--url", "http://ratings.shop/"],
             "start one with `leno up`",
         ),
-        (&["get", "workloads", "--data", "another"], "--data"),
+        (&["get", "workloads", "--data", "elsewhere"], "--data"),
         (&["token", "shop/page-1"], "start one with `leno up`"),
         (&["proxy", "--workload", "shop/page-1"], "leno token shop/page-1"),
         (&["proxy", "--workload", "shop/page-1", "--token-file", "absent"], "absent"),

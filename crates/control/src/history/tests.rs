@@ -142,7 +142,7 @@ fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
     let asked = sent(vec![outbound("details", None, 1, 0)]);
     history.take(&mesh, &workload("productpage-1"), &asked, at(5));
     assert!(!history.status(&mesh, at(5), EVERY).edges[0].mtls);
-    history.take(&mesh, &workload("details-1"), &sent(vec![inbound("outsider", 1)]), at(6));
+    history.take(&mesh, &workload("details-1"), &sent(vec![inbound("stranger", 1)]), at(6));
     assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
     history.take(&mesh, &workload("details-1"), &sent(vec![inbound("productpage", 1)]), at(7));
     assert!(history.status(&mesh, at(7), EVERY).edges[0].mtls);
@@ -188,7 +188,7 @@ fn one_workload_is_remembered_for_so_many_clients() {
 fn a_sidecar_that_is_silent_is_idle() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
-    let series = vec![outbound("details", None, 20, 0), inbound("outsider", 10)];
+    let series = vec![outbound("details", None, 20, 0), inbound("stranger", 10)];
     history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
     let sidecar = |seconds| history.status(&mesh, at(seconds), EVERY).sidecars[0].clone();
     let busy = sidecar(6);
@@ -218,7 +218,7 @@ fn what_is_about_nothing_of_the_mesh_makes_no_track() {
 fn what_is_old_or_gone_is_forgotten() {
     let full = mesh(BOOKINFO);
     let mut history = History::default();
-    let series = vec![outbound("details", None, 1, 0), inbound("outsider", 1)];
+    let series = vec![outbound("details", None, 1, 0), inbound("stranger", 1)];
     history.take(&full, &workload("productpage-1"), &sent(series), at(5));
     history.sweep(&full, at(304));
     assert_eq!((kept(&history), history.verified.len()), (2, 1));

@@ -138,11 +138,11 @@ fn a_policy_touches_its_destination_and_the_views_of_its_sources() {
     let mut mesh = mesh(&strict(""));
     let target = mesh.targets().next().unwrap().clone();
     let mut more = target.clone();
-    more.sources = vec![ServiceAccount::new("bookinfo", "outsider").unwrap()];
+    more.sources = vec![ServiceAccount::new("bookinfo", "stranger").unwrap()];
     let touched = mesh.apply(Change::Upsert(Object::TrafficTarget(more)));
     let expected = Touched {
         workloads: workloads(["reviews-v1-1"]),
-        accounts: accounts(["productpage", "outsider"]),
+        accounts: accounts(["productpage", "stranger"]),
         ..Touched::default()
     };
     assert_eq!(touched, expected);

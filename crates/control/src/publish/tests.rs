@@ -123,7 +123,7 @@ fn bookinfo(yaml: &str) -> Theatre {
         ("details-1", &[]),
         ("reviews-v1-1", &[]),
         ("reviews-v2-1", &[]),
-        ("outsider-1", &["details"]),
+        ("stranger-1", &["details"]),
     ] {
         theatre.enter(&workload(name), services);
         theatre.answer(name, Settling::No);
@@ -142,7 +142,7 @@ fn only_those_hear_of_a_sidecar_who_use_its_services() {
     let mut theatre = bookinfo(BOOKINFO);
     theatre.listen("details-1", None);
     theatre.publish();
-    assert_eq!(theatre.received(), ["outsider-1"]);
+    assert_eq!(theatre.received(), ["stranger-1"]);
     theatre.listen("reviews-v2-1", None);
     theatre.publish();
     assert_eq!(theatre.received(), ["productpage-1"]);
@@ -153,9 +153,9 @@ fn only_its_users_and_its_owner_hear_of_a_service() {
     let mut theatre = bookinfo(BOOKINFO);
     theatre.change(Change::Remove(ObjectKey::Service(service("details"))));
     theatre.publish();
-    assert_eq!(theatre.received(), ["details-1", "outsider-1"]);
+    assert_eq!(theatre.received(), ["details-1", "stranger-1"]);
     assert_eq!(
-        theatre.recipients("outsider-1").unwrap().absent,
+        theatre.recipients("stranger-1").unwrap().absent,
         BTreeSet::from([service("details")])
     );
 }
@@ -190,7 +190,7 @@ fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
     assert_eq!(theatre.connected.due_at(), Some(start + quiet_max));
     assert_eq!(theatre.received(), [""; 0]);
     theatre.publish();
-    assert_eq!(theatre.received(), ["productpage-1", "outsider-1"]);
+    assert_eq!(theatre.received(), ["productpage-1", "stranger-1"]);
     assert_eq!(theatre.connected.due_at(), None);
 }
 
@@ -198,14 +198,14 @@ fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
 fn all_clients_share_what_they_see_alike() {
     let theatre = {
         let mut theatre = Theatre::new(mesh(BOOKINFO));
-        for name in ["outsider-1", "productpage-1"] {
+        for name in ["stranger-1", "productpage-1"] {
             theatre.enter(&workload(name), &["details"]);
             theatre.answer(name, Settling::No);
         }
         theatre
     };
     let [one, other] =
-        ["outsider-1", "productpage-1"].map(|name| theatre.recipients(name).unwrap());
+        ["stranger-1", "productpage-1"].map(|name| theatre.recipients(name).unwrap());
     let details = |update: &Update| Arc::clone(&update.snapshot.services[&service("details")]);
     assert!(Arc::ptr_eq(&details(&one), &details(&other)));
 }
@@ -217,7 +217,7 @@ fn a_round_is_over_when_all_it_concerned_have_applied_it() {
     theatre.publish();
     let latest = theatre.connected.rounds.latest().unwrap();
     assert_eq!((latest.concerned, latest.applied, latest.converged), (1, 0, None));
-    let (connection, _) = theatre.heard[&workload("outsider-1")];
+    let (connection, _) = theatre.heard[&workload("stranger-1")];
     theatre.connected.part(connection, theatre.now + Duration::from_millis(7));
     let latest = theatre.connected.rounds.latest().unwrap();
     assert_eq!(latest.converged, Some(Duration::from_millis(7)));
@@ -264,12 +264,12 @@ fn what_a_client_may_not_call_is_no_matter_of_doubt() {
     let mesh: Mesh = crate::fixture::objects(&strict("")).into_iter().collect();
     let mut theatre = Theatre::new(mesh);
     theatre.enter(&workload("productpage-1"), &["details"]);
-    theatre.enter(&workload("outsider-1"), &["details", "reviews"]);
+    theatre.enter(&workload("stranger-1"), &["details", "reviews"]);
     theatre.answer("productpage-1", Settling::Yes);
-    theatre.answer("outsider-1", Settling::Yes);
+    theatre.answer("stranger-1", Settling::Yes);
     let kept = theatre.kept("productpage-1");
     assert_eq!(kept, ["reviews reviews-v1-1", "reviews-v1 reviews-v1-1"]);
-    assert_eq!(theatre.kept("outsider-1"), [""; 0]);
+    assert_eq!(theatre.kept("stranger-1"), [""; 0]);
 }
 
 fn listening(port: u16) -> Listeners {
@@ -365,8 +365,8 @@ fn outside(services: u16) -> Theatre {
         asked.extend(plain.addresses.iter().copied());
         theatre.mesh.apply(Change::Upsert(Object::Service(plain)));
     }
-    theatre.enter(&workload("outsider-1"), &[]);
-    let (connection, _) = theatre.heard[&workload("outsider-1")];
+    theatre.enter(&workload("stranger-1"), &[]);
+    let (connection, _) = theatre.heard[&workload("stranger-1")];
     theatre.connected.proxy(connection).unwrap().addresses = asked;
     theatre
 }
@@ -374,11 +374,11 @@ fn outside(services: u16) -> Theatre {
 #[test]
 fn addresses_of_services_without_sidecars_are_looked_into_once() {
     let mut theatre = outside(300);
-    theatre.answer("outsider-1", Settling::No);
+    theatre.answer("stranger-1", Settling::No);
     let compiled = theatre.connected.views.compiled();
     assert!(compiled >= 300);
     for _ in 0..50 {
-        theatre.answer("outsider-1", Settling::No);
+        theatre.answer("stranger-1", Settling::No);
         // An unrelated change sweeps the views.
         theatre.listen("details-1", Some(listening(80)));
         theatre.listen("details-1", Some(listening(81)));
@@ -391,7 +391,7 @@ fn addresses_of_services_without_sidecars_are_looked_into_once() {
 #[test]
 fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
     let mut theatre = outside(2000);
-    let (connection, _) = theatre.heard[&workload("outsider-1")];
+    let (connection, _) = theatre.heard[&workload("stranger-1")];
     let names = (0..2000).map(|number| service(&format!("plain-{number}")));
     theatre.connected.proxy(connection).unwrap().subscriptions = names.collect();
     let mut slices = 0;
@@ -406,9 +406,9 @@ fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
         slices += 1;
     }
     assert!(slices >= 7, "{slices}");
-    assert!(theatre.recipients("outsider-1").is_none(), "a part is not told");
+    assert!(theatre.recipients("stranger-1").is_none(), "a part is not told");
     let before = theatre.connected.views.compiled();
-    theatre.answer("outsider-1", Settling::No);
+    theatre.answer("stranger-1", Settling::No);
     assert_eq!(theatre.connected.views.compiled(), before);
 }
 

@@ -50,7 +50,7 @@ fn the_mode_of_the_workload_that_is_called_decides() {
         };
         assert_eq!(found, decides, "{modes:?}");
         // No policy names this client.
-        let world = compiled(&mesh, "outsider-1", &["reviews-v1"]);
+        let world = compiled(&mesh, "stranger-1", &["reviews-v1"]);
         let view = &world.snapshot.services[&service("reviews-v1")];
         assert_eq!(view.reach == Reach::Allowed, reaches, "{modes:?}");
         let seen = view.ports.values().map(|port| port.endpoints.len()).sum::<usize>();
@@ -71,7 +71,7 @@ fn a_service_without_workloads_is_denied_where_its_namespace_is_strict() {
     ] {
         let mut mesh = mixed(modes);
         mesh.apply(Change::Upsert(crate::fixture::objects(empty).pop().unwrap()));
-        let world = compiled(&mesh, "outsider-1", &["empty"]);
+        let world = compiled(&mesh, "stranger-1", &["empty"]);
         assert_eq!(world.snapshot.services[&service("empty")].reach, reach, "{modes:?}");
     }
 }
@@ -90,7 +90,7 @@ fn an_access_policy_shows_strict_workloads_to_whom_it_allows_something() {
         assert_eq!(plan.inbound.rules.len(), rules, "{mode:?}");
         let plan = compiled(&mesh, "details-1", &[]).snapshot.plan.clone();
         assert_eq!(plan.inbound.rules.len(), 0, "{mode:?}");
-        for (client, sees) in [("outsider-1", true), ("details-1", mode != Strict)] {
+        for (client, sees) in [("stranger-1", true), ("details-1", mode != Strict)] {
             let world = compiled(&mesh, client, &["reviews-v1"]);
             let view = &world.snapshot.services[&service("reviews-v1")];
             assert_eq!(view.reach == Reach::Allowed, sees, "{mode:?} {client}");

@@ -202,7 +202,7 @@ fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
     let buyer = leno_model::WorkloadName::new("shop", "buyer-1").unwrap();
     let mut see = |mesh: &Mesh, name: &str| {
         let of = |name: &leno_model::WorkloadName| Viewer::of(mesh, mesh.workload(name).unwrap());
-        let theirs = views.view(mesh, &of(&workload("outsider-1")), &service(name)).unwrap();
+        let theirs = views.view(mesh, &of(&workload("stranger-1")), &service(name)).unwrap();
         let own = views.view(mesh, &of(&buyer), &service(name)).unwrap();
         (theirs, own)
     };
