@@ -114,7 +114,7 @@ fn a_proxy_that_a_user_brings_is_measured_too() {
     let description = format!(
         "name: mine\nabout: a forwarder\nlayout: http\nprogram: {program}\nversion: [--version]\n\
          processes:\n- name: forwarder\n  command: [\"@program@\", bench, floor, --port, \
-         \"@port:entrance@\", --to, \"@port:backend@\"]\n"
+         \"@port:entry@\", --to, \"@port:backend@\"]\n"
     );
     std::fs::write(&file, description).unwrap();
     let mine = format!("command:{}", file.display());
