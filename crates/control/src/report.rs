@@ -134,7 +134,7 @@ impl Report<'_> {
                 service: listener.service.to_string(),
                 port: listener.port,
                 listen: listener.listen.to_string(),
-                ..listener_state(connected_proxy, &format!("door-{}", listener.listen))
+                ..listener_state(connected_proxy, &format!("listener-{}", listener.listen))
             });
         let conditions =
             connected_proxy.iter().flat_map(|connected_proxy| &connected_proxy.report.conditions);

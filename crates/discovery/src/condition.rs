@@ -176,7 +176,7 @@ mod tests {
             let first = &read[0];
             assert_eq!((first.kind.len(), first.subject.len(), first.reason.len()), (64, 256, 512));
         }
-        let short = vec![Condition::new(kind::LISTENER_CLOSED, "door-127.0.0.1:80", "in use")];
+        let short = vec![Condition::new(kind::LISTENER_CLOSED, "listener-127.0.0.1:80", "in use")];
         assert_eq!(conditions_from_wire(conditions_to_wire(&short)), short);
     }
 }

@@ -139,7 +139,7 @@ impl Follower {
     /// Stores the addresses of the listeners that neither are configured nor belong to an application port.
     pub(crate) fn note_addresses(&self, open: &BTreeMap<String, SocketAddr>) {
         let is_other = |name: &str| {
-            !["door-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
+            !["listener-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
         };
         let others = open.iter().filter(|(name, _)| is_other(name));
         let others = others.map(|(name, address)| (name.clone(), *address));

@@ -202,7 +202,7 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
         let listener_kind =
             ListenerKind::Outbound { service: listener.service.clone(), port: listener.port };
         wanted.insert(
-            format!("door-{}", listener.listen),
+            format!("listener-{}", listener.listen),
             (Gate::Fixed(listener_kind), listener.listen),
         );
     }

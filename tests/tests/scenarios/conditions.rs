@@ -59,7 +59,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
             response.status
         );
     }
-    let closed = format!("door-127.0.0.1:{} is closed", foreign_listener.port());
+    let closed = format!("listener-127.0.0.1:{} is closed", foreign_listener.port());
     let status = eventually("status names both", Duration::from_secs(20), || {
         let (code, text) = said(&mesh, &["status"]);
         let both = text.contains(&closed) && text.contains("keeps exiting");
@@ -69,7 +69,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     the_page_shows_the_same_findings(&mesh);
     let (code, text) = said(&mesh, &["get", "workloads"]);
     assert_eq!(code, Some(0));
-    assert!(text.contains("restarting ×") && text.contains("closed: door-"), "{text}");
+    assert!(text.contains("restarting ×") && text.contains("closed: listener-"), "{text}");
     let workloads = mesh.ask("workloads");
     let of = |name: &str| {
         let all = workloads.as_array().unwrap();
