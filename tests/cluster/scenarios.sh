@@ -4,8 +4,14 @@
 # redirect connections to sidecars, then without Leno again (no file of it may be left on the nodes), and at the end by Helm.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-# Prints the time, so that the log shows the duration of each group.
-run() { date -u +"%T: $*" >&2; cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
+# Prints the time, so that the log shows the duration of each group. A group without tests is an error.
+run() {
+  local log; log=$(mktemp)
+  date -u +"%T: $*" >&2
+  cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}" | tee "$log"
+  if grep -q '^test result: ok\. 0 passed' "$log"; then echo "no test matches $*" >&2; exit 1; fi
+  rm "$log"
+}
 # Before anything is in the mesh.
 run kubernetes empty::
 run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways:: --skip empty::
