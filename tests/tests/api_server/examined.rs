@@ -69,7 +69,8 @@ fn the_control_plane_is_found_wherever_it_is() {
         assert!(output.contains("warning: control plane: there is none in another"), "{output}");
 
         install(&server, &Options { namespace: "other".to_owned(), ..options() }).await;
-        assert_found(&server, "control plane", ("wrong", "in each of the namespaces mesh, other")).await;
+        assert_found(&server, "control plane", ("wrong", "in each of the namespaces mesh, other"))
+            .await;
     });
 }
 
@@ -155,7 +156,11 @@ fn what_ends_soon_is_reported() {
         assert_found(&server, ROOTS, log).await;
         for (days, authority, roots) in [
             (400, ("ok", "valid for 400 days"), ("ok", "1, valid for 400 days")),
-            (20, ("warning", "expires in 20 days; replace"), ("warning", "expires in 20 days; replace")),
+            (
+                20,
+                ("warning", "expires in 20 days; replace"),
+                ("warning", "expires in 20 days; replace"),
+            ),
         ] {
             let pem = certificate(days);
             let secret = json!({"data": {"ca.pem": STANDARD.encode(&pem), "ca.key": ""}});
