@@ -17,7 +17,7 @@ pub struct AccessCert {
     pub secret: Name,
 }
 
-/// The identity in an external client's certificate: `leno://TRUST-DOMAIN/external_principal/NAMESPACE/SECRET`, by the
+/// The identity in an external client's certificate: `leno://TRUST-DOMAIN/guest/NAMESPACE/SECRET`, by the
 /// Secret that holds the certificate.
 ///
 /// It is not a SPIFFE ID on purpose: no verifier can mistake it for a member of a mesh.

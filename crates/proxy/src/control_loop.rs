@@ -29,7 +29,7 @@ pub(crate) async fn keep_subscriptions(
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut batch = Vec::new();
     loop {
-        let desireds = tokio::select! {
+        let changes = tokio::select! {
             count = wanted.recv_many(&mut batch, BATCH_MAX) => {
                 if count == 0 {
                     return;
@@ -41,7 +41,7 @@ pub(crate) async fn keep_subscriptions(
                 unsubscribe(&follower, idle)
             }
         };
-        for request in desireds.into_iter().flatten() {
+        for request in changes.into_iter().flatten() {
             if let Err(unsent) = requests.try_send(request) {
                 take_back(&follower, unsent.into_inner());
             }

@@ -47,9 +47,9 @@ fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
         let schema = &spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
         // No example here could cover a rule outside `spec`.
         assert!(spec["versions"][0]["schema"]["openAPIV3Schema"].get(VALIDATIONS).is_none());
-        let mut other_place = BTreeSet::new();
-        collect(kind, "", &schema["status"], &mut other_place);
-        assert!(other_place.is_empty(), "{other_place:?}");
+        let mut in_status = BTreeSet::new();
+        collect(kind, "", &schema["status"], &mut in_status);
+        assert!(in_status.is_empty(), "{other_place:?}");
         collect(kind, "", &schema["spec"], &mut rules);
         scopes.insert(kind.to_owned(), spec["scope"] == "Namespaced");
     }

@@ -13,11 +13,11 @@ pub(super) enum Layout {
     Http,
     /// The same for opaque TCP.
     Tcp,
-    /// Two services of bookinfo: the port `listener-ratings` forwards to the port `ratings`, the port
-    /// `listener-gateway` to `gateway`, and the port `outbound`, an HTTP proxy for the application behind
+    /// Two services of bookinfo: the port `entry-ratings` forwards to the port `ratings`, the port
+    /// `entry-gateway` to `gateway`, and the port `outbound`, an HTTP proxy for the application behind
     /// `gateway`, to `ratings`.
     Bookinfo,
-    /// One client and three servers, each behind its proxy. The ports `listener-1` to `listener-3` forward to
+    /// One client and three servers, each behind its proxy. The ports `entry-1` to `entry-3` forward to
     /// the ports `backend-1` to `backend-3`.
     Fan,
     /// A consumer that calls one of three providers, which call one data source. The port `listener-1` forwards to

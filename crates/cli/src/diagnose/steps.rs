@@ -238,8 +238,8 @@ fn listed(names: &[String]) -> String {
 fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
     let name = "sidecar";
     let Some(proxy) = proxy else {
-        let other_place = workload.sidecar == "elsewhere";
-        return match other_place {
+        let is_at_other_replica = workload.sidecar == "elsewhere";
+        return match is_at_other_replica {
             true => Step::notice(
                 name,
                 "is connected to another control plane of the mesh",

@@ -150,13 +150,13 @@ fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
 }
 
 #[test]
-fn an_edge_is_no_mutual_tls_for_what_arrived_other_place() {
+fn an_edge_has_no_mutual_tls_for_requests_that_arrived_at_another_service() {
     let mesh = mesh(&BOOKINFO.replace("serviceAccount: reviews,", "serviceAccount: details,"));
     let mut history = History::default();
     let asked = sent(vec![outbound("details", None, 1, 0)]);
     history.take(&mesh, &workload("productpage-1"), &asked, at(5));
-    let other_replicas = sent(vec![inbound("productpage", 1)]);
-    history.take(&mesh, &workload("reviews-v1-1"), &other_replicas, at(6));
+    let at_reviews = sent(vec![inbound("productpage", 1)]);
+    history.take(&mesh, &workload("reviews-v1-1"), &at_reviews, at(6));
     assert_eq!(history.verified.len(), 1);
     assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
 }

@@ -296,7 +296,7 @@ fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_d
 }
 
 #[test]
-fn a_sidecar_that_comes_back_other_place_within_the_grace_only_moves() {
+fn a_sidecar_that_reconnects_to_another_replica_within_the_grace_only_moves() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);

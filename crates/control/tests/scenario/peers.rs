@@ -103,7 +103,7 @@ fn a_sidecar_that_comes_later_is_seen_at_the_other_control_plane_and_so_is_its_e
 }
 
 #[test]
-fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_are_other_place() {
+fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_connect_to_another() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
         let (one, _found_by_one) = replica(scratch.path(), "one").await;

@@ -176,9 +176,9 @@ fn refuses_to_vouch_for_others() {
         Err(AuthorityError::ForeignTrustDomain { .. })
     ));
     let ratings = workload_id("ratings");
-    let other_place = WorkloadName::new("shop", "ratings-1").unwrap();
+    let other_workload = WorkloadName::new("shop", "ratings-1").unwrap();
     assert!(matches!(
-        sign(&ratings, Some(&other_place), LEAF_LIFETIME),
+        sign(&ratings, Some(&other_workload), LEAF_LIFETIME),
         Err(AuthorityError::ForeignNamespace { .. })
     ));
     let control = control_id(world.authority.trust_domain());

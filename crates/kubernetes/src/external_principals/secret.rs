@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_beside_it_stays_and_settings_of_other_place_own_nothing() {
+    fn content_of_others_stays_and_settings_of_another_namespace_own_nothing() {
         let (world, now) = (world(), SystemTime::now());
         let desired = desired("MeshConfig", "osm-system");
         let mut secret = filled(None, &desired, world.at(now)).unwrap();

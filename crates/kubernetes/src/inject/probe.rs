@@ -76,9 +76,10 @@ fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<V
         made.insert("timeoutSeconds".to_owned(), timeout.into());
         Some(Value::Object(made))
     };
-    let other_place = |action: &Value| action["host"].as_str().is_some_and(|host| !host.is_empty());
+    let has_other_host =
+        |action: &Value| action["host"].as_str().is_some_and(|host| !host.is_empty());
     if let Some(action) = probe.get("httpGet").filter(|it| it.is_object()) {
-        if other_place(action) {
+        if has_other_host(action) {
             return Ok(None);
         }
         let mut get = json!({
@@ -92,7 +93,7 @@ fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<V
         return Ok(with("httpGet", get));
     }
     if let Some(action) = probe.get("tcpSocket").filter(|it| it.is_object()) {
-        if other_place(action) {
+        if has_other_host(action) {
             return Ok(None);
         }
         return Ok(with("tcpSocket", json!({"port": resolved(&action["port"], ports)?})));

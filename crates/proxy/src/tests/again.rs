@@ -43,7 +43,7 @@ fn counted(mesh: &Mesh) -> (u64, u64) {
 const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
 
 #[test]
-fn an_answer_that_the_rule_names_is_asked_for_again_other_place() {
+fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
     run(async {
         let busy = Application::canned(BUSY).await;
         let fine = Application::canned(OK).await;
@@ -144,7 +144,7 @@ fn a_body_beyond_what_is_kept_is_not_sent_again() {
 }
 
 #[test]
-fn an_attempt_that_takes_too_long_is_made_again_other_place() {
+fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
     run(async {
         let silent =
             Application::start(|mut client| async move { while client.head().await.is_some() {} });

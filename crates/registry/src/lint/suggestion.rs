@@ -26,15 +26,15 @@ pub(super) fn suggestion<'a>(
     known: impl Iterator<Item = Known<'a>>,
     otherwise: &str,
 ) -> String {
-    let (mut other_place, mut near) = (Vec::new(), Vec::new());
+    let (mut other_namespaces, mut near) = (Vec::new(), Vec::new());
     for known in known {
         if known.namespace == namespace {
             near.push(known.name.as_str());
         } else if known.name == name {
-            other_place.push(known.namespace.as_str());
+            other_namespaces.push(known.namespace.as_str());
         }
     }
-    match (other_place.as_slice(), closest(name.as_str(), &near)) {
+    match (other_namespaces.as_slice(), closest(name.as_str(), &near)) {
         ([], Some(meant)) => format!("did you mean `{meant}`?"),
         ([], None) => otherwise.to_owned(),
         ([one], _) => format!("there is one in the namespace `{one}`: use that namespace"),

@@ -42,7 +42,7 @@ fn reads_the_documented_example_with_all_its_parts() {
 }
 
 #[test]
-fn reads_the_documented_example_with_keys_other_place() {
+fn reads_the_documented_example_with_keys_from_other_sources() {
     let policy = policy(&crate::pages::examples("jwt-validation.md")[1]);
     let ServiceRule::Guard(Guard::Tokens(rule)) = policy.rule else { panic!("no tokens") };
     let sources = rule.issuers.iter().filter_map(|issuer| issuer.keys.source());

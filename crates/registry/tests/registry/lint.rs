@@ -240,7 +240,7 @@ fn check_rules(rules: &str, expected: &Expect) {
 }
 
 #[test]
-fn expressions_that_mean_something_else_other_place_are_remarked() {
+fn expressions_with_another_meaning_in_other_engines_are_reported() {
     let group = r#"
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup

@@ -247,7 +247,7 @@ fn sees_the_swap_of_a_config_map_in_a_directory_and_of_one_file_of_it() {
 }
 
 #[test]
-fn sees_the_target_of_a_link_written_other_place() {
+fn sees_a_changed_target_of_a_link_outside_the_directory() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     fs::create_dir(at("another")).unwrap();

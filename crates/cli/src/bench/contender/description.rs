@@ -146,7 +146,7 @@ fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Replaces the placeholders of a template, such as `@port:listener@`.
+/// Replaces the placeholders of a template, such as `@port:entry@`.
 fn fill(
     template: &str,
     program: &Path,

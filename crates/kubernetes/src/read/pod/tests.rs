@@ -250,9 +250,9 @@ fn ports_of_services_need_not_be_declared() {
     let found = with_target_ports(&bare, services.iter());
     let numbers: Vec<u16> = found.ports.iter().map(|port| port.port).collect();
     assert_eq!(numbers, [5170, 7000, 9080, 9100]);
-    let mut other_place = bare.clone();
-    other_place.name.namespace = Name::new("other").unwrap();
-    assert_eq!(with_target_ports(&other_place, services.iter()).ports, bare.ports);
+    let mut other_namespace = bare.clone();
+    other_namespace.name.namespace = Name::new("other").unwrap();
+    assert_eq!(with_target_ports(&other_namespace, services.iter()).ports, bare.ports);
     assert_eq!(bare.run_options.env, BTreeMap::new());
 }
 

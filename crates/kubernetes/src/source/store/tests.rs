@@ -655,7 +655,7 @@ fn routes_are_reported_whether_what_they_name_is_there() {
     let parent =
         |name: &str, port: u16| json!({"group": "", "kind": "Service", "name": name, "port": port});
     let backend = |name: &str, port: u16| json!({"name": name, "port": port});
-    let other_place = json!({"name": "web", "namespace": "bank", "port": 80});
+    let other_namespace = json!({"name": "web", "namespace": "bank", "port": 80});
     let bucket = json!({"group": "x.io", "kind": "Bucket", "name": "web", "port": 80});
     let text = json!({"name": "web", "port": "80"});
     for (spec, expected) in [
@@ -679,7 +679,10 @@ fn routes_are_reported_whether_what_they_name_is_there() {
             route(parent("web", 80), backend("web", 81)),
             ("True", "Accepted", "False", "BackendNotFound"),
         ),
-        (route(parent("web", 80), other_place), ("True", "Accepted", "False", "RefNotPermitted")),
+        (
+            route(parent("web", 80), other_namespace),
+            ("True", "Accepted", "False", "RefNotPermitted"),
+        ),
         (route(parent("web", 80), bucket), ("False", "UnsupportedValue", "False", "InvalidKind")),
         (route(parent("web", 80), text), ("False", "UnsupportedValue", "Unknown", "Pending")),
     ] {

@@ -122,7 +122,7 @@ fn chunk_extensions_are_dropped() {
 }
 
 #[test]
-fn extensions_in_which_a_line_might_end_other_place_are_rejected() {
+fn extensions_with_an_ambiguous_line_end_are_rejected() {
     for (extension, fault) in [
         (";a\n", Malformed::LineEnd),
         (";a\nb", Malformed::LineEnd),
