@@ -49,7 +49,7 @@ fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
         assert!(spec["versions"][0]["schema"]["openAPIV3Schema"].get(VALIDATIONS).is_none());
         let mut in_status = BTreeSet::new();
         collect(kind, "", &schema["status"], &mut in_status);
-        assert!(in_status.is_empty(), "{other_place:?}");
+        assert!(in_status.is_empty(), "{in_status:?}");
         collect(kind, "", &schema["spec"], &mut rules);
         scopes.insert(kind.to_owned(), spec["scope"] == "Namespaced");
     }
